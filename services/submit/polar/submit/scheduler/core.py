@@ -1,0 +1,367 @@
+"""The one decider: a pure state machine over events, clock and seed.
+
+It is fed records in log order and ticks, and leaves behind what to write: decisions in `world.out`, its own changed
+rows in `world.take_dirty()`. The shell writes both, with the cursors, in one transaction. If that fails the machine is
+thrown away and rebuilt from the log, so nothing here needs to be undone.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from polar.schemas import (
+    CancelMemory,
+    CancelRequest,
+    Failure,
+    FailureKind,
+    GroupState,
+    Lease,
+    NodeHeartbeat,
+    Notice,
+    Outcome,
+    Phase,
+    Problem,
+    RecordRef,
+    SessionReleased,
+    SessionRevoked,
+    Stage,
+    StageChanged,
+    Status,
+    TaskAccepted,
+    TaskCounts,
+    TaskRejected,
+    TaskRequest,
+    TaskState,
+)
+from polar.schemas.ids import derived, session_id
+from polar.schemas.tasks import DEFAULT_QUEUE_TTL
+from polar.schemas.validation import Limits, Refused, check, group_of
+
+from . import grading, groups, placement, sessions
+from .settings import SchedulerSettings
+from .world import ON_NODE, Node, World
+
+FORGET_EVERY = 60
+"""Ticks between two looks for what is past its memory: those tables hold days of tasks."""
+
+MISSING_MEMORY = 600
+"""Ticks after which a doubt about an assignment that was never settled is forgotten; it ended otherwise."""
+
+
+class Scheduler:
+    def __init__(self, settings: SchedulerSettings, limits: Limits, sign_box: grading.SignBox) -> None:
+        self.settings = settings
+        self.limits = limits
+        self.world = World()
+        self.caught_up = False
+        """False while a new leader reads what it missed: a node's books are not compared with leases that lag."""
+        self._sign_box = sign_box
+        self._missing: dict[str, int] = {}
+        """Assignment → the tick at which its node's books first lacked it."""
+
+    # tasks
+
+    def on_task(self, ref: RecordRef, request: TaskRequest, body_sha256: str) -> None:
+        """A task's record. `request.instruction` is already a claim if it is long; the hash is of the original body."""
+        if request.task_id is None:
+            request = replace(request, task_id=derived("task", ref.partition, ref.offset))
+        task_id = request.task_id
+        assert task_id is not None
+        known = self.world.tasks.get(task_id)
+        if known is not None:
+            if known.body_sha256 == body_sha256:
+                self._accepted(known, ref, list(self.world.sessions_of.get(task_id, ())), [])
+            else:
+                message = "this id was used for another task; choose a new one"
+                self.reject(ref, task_id, [Problem(field="task_id", message=message, code="conflict")])
+            return
+        try:
+            request, notices = check(request, self.limits)
+            self._accept(ref, request, body_sha256, notices)
+        except Refused as refused:
+            self.reject(ref, task_id, refused.problems)
+
+    def reject(self, ref: RecordRef, task_id: str | None, problems: list[Problem]) -> None:
+        """Answer a record of `polar.tasks` that is not taken."""
+        rejected = TaskRejected(task_id=task_id, answers=ref, problems=problems, at_ms=self.world.now_ms)
+        self.world.emit("stages", task_id, rejected, ref)
+
+    def _accept(self, ref: RecordRef, request: TaskRequest, body_sha256: str, notices: list[Notice]) -> None:
+        world, task_id = self.world, request.task_id
+        assert task_id is not None
+        made = [session_id(ref.partition, ref.offset, sample) for sample in range(request.num_samples)]
+        group_id, size = group_of(request, made[0], self.limits)
+        single = group_id == made[0]
+        for group in made if single else [group_id]:
+            self._join(group, size, task_id, request)
+        state = world.put_task(
+            TaskState(
+                task_id=task_id,
+                body_sha256=body_sha256,
+                source=ref,
+                group_id=task_id if single else group_id,
+                counts=TaskCounts(accepted=len(made)),
+                accepted_at_ms=world.now_ms,
+            )
+        )
+        world.requests[task_id] = request
+        for sample, session in enumerate(made):
+            world.put(
+                Lease(
+                    session_id=session,
+                    task_id=task_id,
+                    group_id=session if single else group_id,
+                    sample=sample,
+                    phase=Phase.QUEUED,
+                    queued_at_ms=world.now_ms,
+                )
+            )
+        self._accepted(state, ref, made, notices)
+        memory = world.cancels.get(task_id)
+        if memory is not None:
+            world.drop_cancel(task_id)
+            self._cancel(task_id, memory.session_id, memory.reason)
+
+    def _join(self, group_id: str, size: int, task_id: str, request: TaskRequest) -> None:
+        """Make the group or add a task to it.
+
+        Raises:
+            Refused: the group is decided, full, or of another size.
+        """
+        world = self.world
+        group = world.groups.get(group_id)
+        if group is None:
+            deadline = request.group_deadline
+            world.put_group(
+                GroupState(
+                    group_id=group_id,
+                    size=size,
+                    tasks=[task_id],
+                    opened_at_ms=world.now_ms,
+                    deadline_ms=None if deadline is None else world.now_ms + int(deadline * 1000),
+                    quorum=request.group_quorum,
+                )
+            )
+            return
+        field = "metadata.group_id"
+        if group.decided_at_ms is not None:
+            message = f"group `{group_id}` is already decided"
+            raise Refused([Problem(field=field, message=message, code="too_late")], task_id)
+        taken = sum(self.world.tasks[one].counts.accepted for one in group.tasks if one in self.world.tasks)
+        if "group_size" not in request.metadata or group.size != size or taken + request.num_samples > size:
+            message = (
+                f"group `{group_id}` holds {taken} of {group.size} sessions and cannot take {request.num_samples}; "
+                "tasks that share a group each name it with the same `metadata.group_size`"
+            )
+            raise Refused([Problem(field=field, message=message, code="conflict")], task_id)
+        world.put_group(replace(group, tasks=[*group.tasks, task_id]))
+
+    def _accepted(self, state: TaskState, answers: RecordRef, made: list[str], notices: list[Notice]) -> None:
+        self.world.emit(
+            "stages",
+            state.task_id,
+            TaskAccepted(
+                task_id=state.task_id,
+                count=state.counts.accepted,
+                group_id=state.group_id,
+                source=state.source,
+                answers=answers,
+                at_ms=self.world.now_ms,
+                sessions=made,
+                warnings=notices,
+            ),
+            answers,
+        )
+
+    def on_cancel(self, request: CancelRequest) -> None:
+        if request.task_id in self.world.tasks:
+            self._cancel(request.task_id, request.session_id, request.reason)
+            return
+        # the task may stand in another partition of polar.tasks and not have been read yet
+        until = self.world.now_ms + int(DEFAULT_QUEUE_TTL * 1000)
+        self.world.put_cancel(
+            CancelMemory(task_id=request.task_id, session_id=request.session_id, reason=request.reason, until_ms=until)
+        )
+
+    def _cancel(self, task_id: str, session: str | None, reason: str) -> None:
+        for one in list(self.world.sessions_of.get(task_id, ())):
+            if session is None or one == session:
+                sessions.cancel(self.world, self.settings, self.world.leases[one], reason)
+
+    # reports
+
+    def on_stage(self, event: StageChanged) -> None:
+        match event.stage:
+            case Stage.INITIALIZING | Stage.READY | Stage.RUNNING | Stage.ENDED:
+                sessions.on_report(self.world, self.settings, event)
+            case Stage.BUILT:
+                grading.on_built(self.world, event)
+            case Stage.EVALUATING | Stage.GRADED:
+                grading.on_report(self.world, self.settings, event)
+            case Stage.FINISHED:
+                groups.on_finished(self.world, event)
+            case Stage.REGISTERED | Stage.CLOSED:
+                pass  # its own
+
+    # nodes
+
+    def on_heartbeat(self, beat: NodeHeartbeat) -> None:
+        world = self.world
+        node = world.nodes.get(beat.node_id)
+        if node is None:
+            node = world.nodes[beat.node_id] = Node(beat.node_id, beat.boot_id)
+        elif node.boot != beat.boot_id:
+            self._lose(node, f"node {node.node_id} lost its state (new boot id)", boot=node.boot)
+            node.halves.clear()
+            node.silent.clear()
+        node.beat(beat)
+        if beat.read_to >= 0 and self.caught_up:
+            self._reconcile(node, beat)
+
+    def _reconcile(self, node: Node, beat: NodeHeartbeat) -> None:
+        """Compare a node's books with the leases: queue again what it lost, take back what it should not have."""
+        world = self.world
+        held = {one.assignment_id for one in beat.held}
+        for lease in [*world.at_node(node.node_id), *world.graded_at(node.node_id)]:
+            grading_here = lease.phase is Phase.GRADING and lease.grader == node.node_id
+            if not grading_here and lease.phase not in ON_NODE:
+                continue
+            assert lease.assignment_id is not None
+            if lease.assignment_id in held or not 0 <= lease.assigned_offset < beat.read_to:
+                self._missing.pop(lease.assignment_id, None)
+                continue
+            # a report that explains it may be on its way: reports and beats are in different topics
+            since = self._missing.setdefault(lease.assignment_id, world.ticks)
+            if world.ticks - since >= self.settings.lost_after:
+                del self._missing[lease.assignment_id]
+                self._lost(lease, grading_here, f"node {node.node_id} no longer has the assignment")
+        for row in beat.held:
+            lease_ = world.leases.get(row.session_id)
+            explained = lease_ is not None and (
+                lease_.assignment_id == row.assignment_id
+                or (lease_.box_held and lease_.node == node.node_id and lease_.attempt == row.attempt)
+            )
+            if explained or row.stage == "GRADE":
+                continue
+            key = (row.session_id, row.attempt)
+            if world.ticks - node.released.get(key, -self.settings.release_repeat) < self.settings.release_repeat:
+                continue
+            node.released[key] = world.ticks
+            if row.stage != Stage.ENDED:
+                world.emit(
+                    "assignments",
+                    node.node_id,
+                    SessionRevoked(
+                        node=node.node_id,
+                        boot=beat.boot_id,
+                        session_id=row.session_id,
+                        attempt=row.attempt,
+                        reason="no lease",
+                    ),
+                )
+            world.emit(
+                "assignments",
+                node.node_id,
+                SessionReleased(node=node.node_id, boot=beat.boot_id, session_id=row.session_id, attempt=row.attempt),
+            )
+        for key in node.released.keys() - {(row.session_id, row.attempt) for row in beat.held}:
+            if world.ticks - node.released[key] >= self.settings.release_repeat:
+                del node.released[key]
+
+    def _lost(self, lease: Lease, grading_here: bool, message: str) -> None:
+        if grading_here:
+            failure = Failure(kind=FailureKind.EVALUATOR, message=message, retryable=True, stage=Stage.EVALUATING)
+            grading.lost(self.world, self.settings, lease, failure)
+        else:
+            failure = Failure(kind=FailureKind.INFRA, message=message, retryable=True, stage=lease.phase.upper())
+            sessions.end_attempt(self.world, self.settings, lease, failure)
+
+    def _lose(self, node: Node, message: str, *, boot: str) -> None:
+        """A node is gone, with whatever it had under that boot id."""
+        world = self.world
+        for lease in world.at_node(node.node_id):
+            if lease.boot != boot:
+                continue
+            # the box died with the node: nothing to release, and no grader can work in it
+            lease = world.change(lease, box_held=False)
+            if lease.phase in ON_NODE:
+                self._lost(lease, False, message)
+        for lease in world.graded_at(node.node_id):
+            if lease.grader_boot == boot:
+                self._lost(lease, True, message)
+
+    # time
+
+    def on_own_tick(self) -> None:
+        """A tick of this leader was read back: the log is alive, so silence counts."""
+        for node in self.world.nodes.values():
+            for half in node.silent:
+                node.silent[half] += 1
+            if node.alive and any(silent > self.settings.node_silence for silent in node.silent.values()):
+                node.alive = False
+                self._lose(node, f"node {node.node_id} has been silent", boot=node.boot)
+
+    def advance(self, now_ms: int) -> None:
+        """The clock's word; it never goes back."""
+        self.world.now_ms = max(self.world.now_ms, now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """A tick's worth of time has passed."""
+        self.advance(now_ms)
+        world = self.world
+        world.ticks += 1
+        self._missing = {one: since for one, since in self._missing.items() if world.ticks - since < MISSING_MEMORY}
+        for session, left in list(world.final_wait.items()):
+            if left > 1:
+                world.final_wait[session] = left - 1
+            else:
+                sessions.finalize(world, session)
+        for lease in world.in_phase(Phase.QUEUED):
+            request = world.requests[lease.task_id]
+            if world.now_ms - lease.queued_at_ms >= request.queue_ttl * 1000:
+                message = f"no node took the session within queue_ttl ({request.queue_ttl:g} s)"
+                if lease.failure is not None:
+                    message += f"; its last attempt failed: {lease.failure.message}"
+                failure = Failure(kind=FailureKind.INFRA, message=message, stage=Stage.REGISTERED)
+                sessions.close(world, self.settings, lease, Outcome(status=Status.ERROR, failure=failure))
+        for lease in world.in_phase(Phase.GRADING):
+            if lease.grade_deadline_ms is not None and world.now_ms >= lease.grade_deadline_ms:
+                message = "the grader was silent beyond evaluation_timeout"
+                failure = Failure(kind=FailureKind.EVALUATOR, message=message, stage=Stage.EVALUATING)
+                grading.lost(world, self.settings, lease, failure, revoke=True)
+        for group in list(world.groups.values()):
+            if group.decided_at_ms is None and group.deadline_ms is not None:
+                groups.consider(world, group)
+        if world.ticks % FORGET_EVERY == 0:
+            self._forget()
+
+    def _forget(self) -> None:
+        """End what is past its memory."""
+        world, memory_ms = self.world, self.settings.task_memory * 1000
+        for group in list(world.groups.values()):
+            if group.decided_at_ms is not None and world.now_ms - group.decided_at_ms >= memory_ms:
+                world.drop_group(group.group_id)
+        for task in list(world.tasks.values()):
+            done = task.finished_at_ms is not None and task.task_id not in world.sessions_of
+            if done and world.now_ms - (task.finished_at_ms or 0) >= memory_ms:
+                world.drop_task(task.task_id)
+        for memory in list(world.cancels.values()):
+            if world.now_ms >= memory.until_ms:
+                world.drop_cancel(memory.task_id)
+
+    def decide(self) -> None:
+        """Hand out what can be handed out."""
+        placement.place_sessions(self.world)
+        placement.place_grades(self.world, self.settings, self._sign_box)
+
+    def assigned_at(self, assignment_id: str, session: str, offset: int) -> None:
+        """The broker's offset of an assignment, known before its lease is written."""
+        lease = self.world.leases.get(session)
+        if lease is not None and lease.assignment_id == assignment_id:
+            self.world.change(lease, assigned_offset=offset)
+
+    def restored(self) -> None:
+        """All rows are read: wait the whole grace again for sessions whose `SessionFinal` is due."""
+        for lease in self.world.leases.values():
+            if lease.final_in == 1:
+                self.world.final_wait[lease.session_id] = self.settings.final_grace

@@ -1,0 +1,192 @@
+"""From the build to the decided grade, as functions over the `World`.
+
+Grading is leased like running. Graders only report; `SessionGraded` of revision 0 is written here, once per session:
+the first report, or no reward with the failure where there is nothing to grade or the tries are used up. A grade is
+never tried again in a box in which one has started, since it may have changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polar.schemas import (
+    UNGRADED,
+    BoxAccess,
+    Failure,
+    FailureKind,
+    Grade,
+    GradeAssigned,
+    GradeRevoked,
+    Lease,
+    Outcome,
+    Phase,
+    SessionGraded,
+    Stage,
+    StageChanged,
+    Status,
+)
+from polar.schemas.ids import derived
+
+from .sessions import needs_own_box, release
+from .settings import SchedulerSettings
+from .world import World
+
+SignBox = Callable[[str, int, int], str]
+"""(session, attempt, not after in ms) → a key for that session's box."""
+
+
+def on_built(world: World, event: StageChanged) -> None:
+    lease = world.leases.get(event.session_id)
+    if lease is None or lease.phase is not Phase.CLOSED or event.attempt != lease.attempt:
+        return
+    if event.built is None or event.summary is None:
+        return
+    assert lease.outcome is not None
+    outcome, summary = lease.outcome, event.summary
+    if summary.failure is not None:
+        # what the calls alone show: the wiring was broken, the model was away, the builder failed
+        outcome = Outcome(status=Status.ERROR, failure=summary.failure, exit_code=outcome.exit_code)
+    lease = world.change(lease, built=event.built, summary=summary, outcome=outcome, phase=Phase.BUILT)
+    failure = outcome.failure
+    if (
+        failure is not None and (failure.kind in UNGRADED or failure.kind is FailureKind.EVALUATOR)
+    ) or summary.captured == 0:
+        decide(world, lease, None, failure)
+
+
+def assign_grade(world: World, lease: Lease, node: str, boot: str, settings: SchedulerSettings, sign: SignBox) -> None:
+    """Give a built session to a grader."""
+    assert lease.built is not None
+    assert lease.outcome is not None
+    request = world.requests[lease.task_id]
+    own_box = needs_own_box(world, lease)
+    access = None
+    if own_box:
+        gateway = world.nodes.get(lease.node or "")
+        if not lease.box_held or gateway is None or not gateway.alive or gateway.runtime_api is None:
+            gone = Failure(
+                kind=FailureKind.EVALUATOR,
+                stage=Stage.EVALUATING,
+                message="the session's box was gone before it could be graded",
+            )
+            decide(world, lease, None, gone)
+            return
+        good_for = request.evaluation_timeout + settings.box_key_life
+        key = sign(lease.session_id, lease.attempt, world.now_ms + int(good_for * 1000))
+        access = BoxAccess(url=gateway.runtime_api, key=key, workdir=request.runtime.workdir)
+    number = lease.grade_attempt + 1
+    grade_id = derived("grade", lease.session_id, lease.attempt, number)
+    world.emit(
+        "assignments",
+        node,
+        GradeAssigned(
+            grade_id=grade_id,
+            node=node,
+            boot=boot,
+            session_id=lease.session_id,
+            attempt=lease.attempt,
+            task_id=lease.task_id,
+            evaluator=request.evaluator,
+            instruction_ref=world.tasks[lease.task_id].source,
+            outcome=lease.outcome,
+            built=lease.built,
+            box=access,
+            timeout_s=request.evaluation_timeout,
+        ),
+    )
+    world.change(
+        lease,
+        phase=Phase.GRADING,
+        assignment_id=grade_id,
+        assigned_offset=-1,
+        grader=node,
+        grader_boot=boot,
+        grade_attempt=number,
+        grade_started=False,
+        grade_deadline_ms=world.now_ms + int((request.evaluation_timeout + settings.grade_margin) * 1000),
+    )
+
+
+def on_report(world: World, settings: SchedulerSettings, event: StageChanged) -> None:
+    lease = world.leases.get(event.session_id)
+    if lease is None or lease.phase is not Phase.GRADING or event.assignment != lease.assignment_id:
+        return
+    if event.stage is Stage.EVALUATING:
+        world.change(lease, grade_started=True)
+    elif event.stage is Stage.GRADED:
+        timing = {**lease.timing_ms, **event.timing_ms}
+        lease = world.change(lease, timing_ms=timing)
+        if event.grade is not None:
+            decide(world, lease, event.grade, event.failure)
+        else:
+            message = "the grader reported neither a grade nor a failure"
+            failure = event.failure or Failure(kind=FailureKind.EVALUATOR, message=message, stage=Stage.EVALUATING)
+            lost(world, settings, lease, failure)
+
+
+def lost(world: World, settings: SchedulerSettings, lease: Lease, failure: Failure, *, revoke: bool = False) -> None:
+    """A grade came to nothing: try elsewhere if that is allowed, else decide without a reward."""
+    if revoke and lease.grader is not None and lease.grader_boot is not None and lease.assignment_id is not None:
+        world.emit(
+            "assignments",
+            lease.grader,
+            GradeRevoked(
+                grade_id=lease.assignment_id,
+                node=lease.grader,
+                boot=lease.grader_boot,
+                session_id=lease.session_id,
+                reason=failure.message,
+            ),
+        )
+    touched = needs_own_box(world, lease) and lease.grade_started
+    if failure.retryable and not touched and lease.grade_attempt < settings.grade_attempts:
+        world.change(
+            lease,
+            phase=Phase.BUILT,
+            assignment_id=None,
+            assigned_offset=-1,
+            grader=None,
+            grader_boot=None,
+            grade_started=False,
+            grade_deadline_ms=None,
+        )
+        return
+    decide(world, lease, None, failure)
+
+
+def decide(world: World, lease: Lease, grade: Grade | None, failure: Failure | None) -> None:
+    """Write the session's one grade of revision 0."""
+    assert lease.built is not None
+    assert lease.outcome is not None
+    request = world.requests[lease.task_id]
+    world.emit(
+        "graded",
+        lease.session_id,
+        SessionGraded(
+            session_id=lease.session_id,
+            attempt=lease.attempt,
+            task_id=lease.task_id,
+            group_id=lease.group_id,
+            outcome=lease.outcome,
+            built=lease.built,
+            grade=grade,
+            failure=failure,
+            evaluator=request.evaluator,
+            artifacts=lease.artifacts,
+            timing_ms=lease.timing_ms,
+            node=lease.node,
+            at_ms=world.now_ms,
+        ),
+        lease.built,
+    )
+    lease = release(world, lease)
+    world.change(
+        lease,
+        phase=Phase.GRADED,
+        grade=grade,
+        assignment_id=None,
+        assigned_offset=-1,
+        grader=None,
+        grader_boot=None,
+        grade_deadline_ms=None,
+    )

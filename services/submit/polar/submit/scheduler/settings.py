@@ -1,0 +1,43 @@
+"""The scheduler's settings (`POLAR_SCHEDULER_…`), all with defaults that fit one machine and a cluster alike."""
+
+from __future__ import annotations
+
+from polar.service.settings import PolarSettings
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+
+class SchedulerSettings(PolarSettings):
+    section: ClassVar[str] = "scheduler"
+    model_config = section_config("scheduler")
+
+    tick_seconds: float = Field(1.0, gt=0, description="How often the leader writes its tick.")
+    node_silence: int = Field(15, ge=2, description="A node is dead after so many ticks without a beat.")
+    leader_silence: float = Field(4.0, gt=0, description="Seconds without a tick after which a standby takes over.")
+    lost_after: int = Field(
+        5, ge=1, description="Ticks for which a node's books must lack an assignment that it has read until it is lost."
+    )
+    final_grace: int = Field(
+        30,
+        ge=1,
+        description="Ticks from a session's close until nothing of it is waited for; longer than a broker restart.",
+    )
+    retry_backoff: float = Field(
+        2.0, ge=0, description="Seconds before a second attempt; doubles for each further one."
+    )
+    retry_backoff_max: float = Field(60.0, ge=0, description="Upper bound of the wait before an attempt, in seconds.")
+    grade_attempts: int = Field(3, ge=1, description="Tries to grade a session; never two in the same box.")
+    grade_margin: float = Field(
+        30.0, ge=0, description="Seconds beyond evaluation_timeout until a silent grade is given up."
+    )
+    release_repeat: int = Field(
+        10, ge=1, description="Ticks until a release that a node has not acted on is sent again."
+    )
+    task_memory: float = Field(
+        7 * 86_400.0, gt=0, description="Seconds for which a finished task's id is remembered and a repeat answered."
+    )
+    box_key_life: float = Field(
+        3_600.0, gt=0, description="Seconds beyond evaluation_timeout that a grader's box key is good."
+    )
+    max_batch: int = Field(2_000, ge=1, description="Records read before their decisions are committed.")
+    poll_seconds: float = Field(0.02, gt=0, description="How long the leader waits for more records before it decides.")
