@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from polar.service.settings import PolarSettings
+from typing import ClassVar
+
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+
+from polar.service.settings import PolarSettings, section_config
 
 
 class SchedulerSettings(PolarSettings):

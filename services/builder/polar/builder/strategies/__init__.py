@@ -1,0 +1,1 @@
+"""Builder strategies. Each is one module, loaded by name through `polar.builder.registry`."""

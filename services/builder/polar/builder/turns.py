@@ -1,0 +1,127 @@
+"""What one sample is in a trace: its label, and its turns with what trains of them.
+
+A sample is one turn, except where only a part of it may train (an id without log-probability, a stretch whose policy
+version is unknown): then it is several turns in a row, so that a missing number never costs its neighbours. Pure.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from polar.schemas import ClientHints, Context, Label, LogprobsMode, PolicySpan, Turn
+
+from .config import TrainConfig
+from .samples import Sample
+
+CUT: Final = frozenset({"length", "abort", "error", "repetition"})
+"""Finish reasons that are not the policy's own end of turn; a missing one is too."""
+ABORTED: Final = frozenset({"abort", "error"})
+
+_KINDS: Final = {
+    "compaction": Label.COMPACTION,
+    "compact": Label.COMPACTION,
+    "summarize": Label.COMPACTION,
+    "side": Label.SIDE,
+    "title": Label.SIDE,
+    "probe": Label.SIDE,
+    "classifier": Label.SIDE,
+    "quota": Label.SIDE,
+}
+
+
+def label_of(hints: ClientHints) -> Label:
+    """By the harness's own words; without any, `main`."""
+    kind = _KINDS.get((hints.request_kind or "").lower())
+    if kind is not None:
+        return kind
+    return Label.SUBAGENT if hints.subagent is not None else Label.MAIN
+
+
+def truncated(sample: Sample) -> bool:
+    """Whether the reply was cut instead of ended."""
+    finish = sample.choice.finish
+    return finish is None or finish in CUT or not sample.completion.complete
+
+
+def untrainable(sample: Sample, config: TrainConfig) -> str | None:
+    """Why no token of the sample trains, or None."""
+    completion, choice = sample.completion, sample.choice
+    temperature = completion.sampling.temperature
+    if completion.constraints and not config.train_constrained:
+        return "constrained"
+    if temperature == 0 and not config.train_greedy:
+        return "temperature_0"
+    if temperature not in (None, 0, 1) and completion.engine.logprobs_mode is not LogprobsMode.PROCESSED:
+        return "logprobs_mode"
+    aborted = choice.finish is None or choice.finish in ABORTED or not completion.complete
+    if aborted and not config.train_aborted:
+        return "aborted"
+    return None
+
+
+_TRAINS, _NO_LOGPROB, _INEXACT = 0, 1, 2
+_REASONS: Final = {_TRAINS: None, _NO_LOGPROB: "no_logprob", _INEXACT: "policy_version"}
+
+
+def turns_of(
+    sample: Sample,
+    logprobs: npt.NDArray[np.float32],
+    *,
+    at: int,
+    context: Context,
+    tools: int | None,
+    config: TrainConfig,
+    masked: str | None = None,
+) -> list[Turn]:
+    """The sample's turns, the first of which starts at position `at` of its trace.
+
+    Args:
+        logprobs: of the sampled ids, shape `(n,)`.
+        tools: index into the trajectory's tools.
+        masked: a reason of the trace's not to train this sample.
+    """
+    length = len(logprobs)
+    whole = masked or untrainable(sample, config)
+    state = np.zeros(length, np.uint8)
+    if whole is None:
+        for span in sample.choice.spans:
+            if not span.exact and not config.train_inexact_policy:
+                state[span.start : span.end] = _INEXACT
+        state[np.isnan(logprobs)] = _NO_LOGPROB
+    edges = [0, *(np.flatnonzero(np.diff(state)) + 1).tolist(), length]
+    found = []
+    for start, end in pairwise(edges):
+        last = end == length
+        why = whole or _REASONS[int(state[start])]
+        found.append(
+            Turn(
+                completion_id=sample.completion.completion_id,
+                start=at + start,
+                end=at + end,
+                finish=sample.choice.finish if last else None,
+                truncated=last and truncated(sample),
+                tools=tools,
+                policy=_clipped(sample.choice.spans, start, end),
+                sampling=sample.completion.sampling,
+                constraints=sample.completion.constraints,
+                context=context,
+                trainable=why is None,
+                untrainable=why,
+            )
+        )
+    return found
+
+
+def _clipped(spans: list[PolicySpan], start: int, end: int) -> list[PolicySpan]:
+    """`spans` within `start` to `end`, relative to `start`."""
+    found = []
+    for span in spans:
+        first, last = max(span.start, start), min(span.end, end)
+        if first < last:
+            found.append(msgspec.structs.replace(span, start=first - start, end=last - start))
+    return found

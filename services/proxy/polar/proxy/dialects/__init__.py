@@ -1,0 +1,6 @@
+"""One module per dialect, each pure translation: a request's bytes to a `Call`, a `Reply` to a body or events."""
+
+from .base import Dialect, Limits, StreamEncoder, Told
+from .openai_chat import OpenAIChat
+
+__all__ = ["Dialect", "Limits", "OpenAIChat", "StreamEncoder", "Told"]

@@ -1,0 +1,135 @@
+"""Everything a call can be answered with instead of a reply.
+
+    ProxyError
+    ├── BadRequest        400, 404, 405, 413   the client's doing; nothing was generated
+    ├── KeyRefused        401                  no key, a forged, expired or closed one
+    ├── AttemptFenced     409                  the attempt is over, another may run
+    ├── Overloaded        503 + Retry-After    every slot is taken, not ready yet, draining
+    ├── LogAway           503 + Retry-After    the broker did not acknowledge in time
+    ├── RecordRefused     413                  the reply does not fit a record
+    ├── ClientGone        (none)               the client closed its connection
+    └── EngineError                            becomes CompletionFailed(provider)
+        ├── EngineRefused     400, 413, 422    the engine refuses this request
+        ├── EngineAway        503 + Retry-After
+        ├── EngineTimeout     504
+        ├── EngineFailed      502              5xx, a wrong key, an unknown model
+        └── EngineBroken      502              an answer that no record may be made of: lengths differ, no ids, not JSON
+
+A status is what the harness sees, in its dialect's shape; overload is 503 with Retry-After and never 429, because a
+client was seen to treat a bare 429 as fatal. Messages name what to do and never hold a prompt, a reply or a key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polar.schemas import Failure, FailureKind
+
+RETRY_AFTER_S = 1.0
+"""Where nothing better is known."""
+
+
+class ProxyError(Exception):
+    """Base. `status`: HTTP; `code`: for machines; `param`: the request's field; `retry_after`: seconds."""
+
+    status = 500
+    code: str | None = "internal_error"
+    kind = FailureKind.INFRA
+    retryable = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if status is not None:
+            self.status = status
+        if code is not None:
+            self.code = code
+        self.retry_after = RETRY_AFTER_S if retry_after is None and self.status == 503 else retry_after
+
+    def failure(self) -> Failure:
+        """This error as the data of a `CompletionFailed`."""
+        detail: dict[str, Any] = {"status": self.status}
+        if self.code is not None:
+            detail["code"] = self.code
+        return Failure(kind=self.kind, message=self.message[:500], retryable=self.retryable, detail=detail)
+
+
+class BadRequest(ProxyError):
+    status = 400
+    code = None
+    kind = FailureKind.HARNESS
+
+
+class KeyRefused(ProxyError):
+    status = 401
+    code = "invalid_api_key"
+    kind = FailureKind.CANCELLED
+
+
+class AttemptFenced(ProxyError):
+    status = 409
+    code = "attempt_fenced"
+    kind = FailureKind.CANCELLED
+
+
+class Overloaded(ProxyError):
+    status = 503
+    code = "overloaded"
+    retryable = True
+
+
+class LogAway(ProxyError):
+    status = 503
+    code = "log_unavailable"
+    retryable = True
+
+
+class RecordRefused(ProxyError):
+    status = 413
+    code = "record_too_large"
+
+
+class ClientGone(ProxyError):
+    status = 499
+    code = "client_gone"
+    kind = FailureKind.CANCELLED
+
+
+class EngineError(ProxyError):
+    status = 502
+    code = "engine_error"
+    kind = FailureKind.PROVIDER
+
+
+class EngineRefused(EngineError):
+    status = 400
+    code = None
+
+
+class EngineAway(EngineError):
+    status = 503
+    code = "engine_unavailable"
+    retryable = True
+
+
+class EngineTimeout(EngineError):
+    status = 504
+    code = "engine_timeout"
+    retryable = True
+
+
+class EngineFailed(EngineError):
+    retryable = True
+
+
+class EngineBroken(EngineError):
+    code = "engine_protocol"

@@ -1,0 +1,311 @@
+"""One generation: key, slot, request, bracket, engine, capture, reply, in that order.
+
+What a client is told, and when, is decided here and nowhere else: text as it comes (live), and nothing that closes
+before the broker's word. Live and synthetic differ in one step, how the engine is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+from msgspec.structs import replace
+
+from polar.schemas import CallStarted, Sampling, sha256
+from polar.service.clock import Clock
+from polar.service.randomness import Randomness, new_id
+from polar.service.tokens import SessionToken
+
+from .answer import Answer
+from .calls import Call, Reply
+from .capture import Bracket, Recorder
+from .dialects import Dialect, Limits, StreamEncoder, Told
+from .engine import Endpoint, Engines, cache_salt, request_body
+from .errors import ClientGone, EngineAway, EngineBroken, EngineError, Overloaded, ProxyError
+from .gate import Gate
+from .metrics import Metrics
+from .record import Facts, captured, hints, reply_room
+from .reply import StreamedReply
+from .sampling import engine_fields, resolve
+from .selftest import check_mode
+from .sessions import Sessions
+from .settings import ProxySettings
+
+CUT = ("abort", "error")
+"""Finish reasons of a reply that the engine did not let end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deps:
+    """What generations share."""
+
+    settings: ProxySettings
+    sessions: Sessions
+    recorder: Recorder
+    engines: Engines
+    metrics: Metrics
+    clock: Clock
+    randomness: Randomness
+    max_record_bytes: int
+
+
+class Slots:
+    """How many calls run at a time; a call has its slot until its end is on the log."""
+
+    def __init__(self, limit: int, metrics: Metrics, retry_after: float) -> None:
+        self.closed = "The proxy is starting; it reads back which sessions are closed."
+        """Why nothing is taken; empty: open."""
+        self.taken = 0
+        self._limit = limit
+        self._metrics = metrics
+        self._retry_after = retry_after
+        self._free = asyncio.Event()
+        self._free.set()
+
+    def take(self) -> Callable[[], None]:
+        """A slot; returns what gives it back.
+
+        Raises:
+            Overloaded: all are taken, or none are given now.
+        """
+        if self.closed:
+            raise Overloaded(self.closed, retry_after=self._retry_after)
+        if self.taken >= self._limit:
+            self._metrics.refused.labels("overloaded").inc()
+            raise Overloaded("The proxy has as many calls as it may; try again.", retry_after=self._retry_after)
+        self._count(1)
+        return lambda: self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.taken += change
+        self._metrics.running.set(self.taken)
+        if self.taken:
+            self._free.clear()
+        else:
+            self._free.set()
+
+    async def all_free(self) -> None:
+        await self._free.wait()
+
+
+class Generations:
+    """Answers the requests that generate."""
+
+    def __init__(self, deps: Deps, slots: Slots) -> None:
+        self._deps = deps
+        self._slots = slots
+        self._limits = Limits(max_choices=deps.settings.max_choices)
+
+    async def handle(self, request: web.Request, dialect: Dialect, key: str | None) -> web.StreamResponse:
+        """Answer one request. Raises `ProxyError` while the client has no status yet."""
+        deps = self._deps
+        token = deps.sessions.admit(key)
+        free = self._slots.take()
+        try:
+            body = await request.read()
+            call = dialect.parse(body, self._limits)
+            if call.unknown:
+                deps.metrics.unknown_fields.labels(dialect.name).inc(call.unknown)
+            number = deps.sessions.next_call(token)
+            sampling = resolve(token.sampling, call.asked, n=call.n, session_id=token.session_id, call=number)
+            endpoint = deps.engines.of(token.session_id)
+            room = reply_room(
+                call,
+                max_model_len=endpoint.max_model_len,
+                max_tokens=sampling.max_tokens,
+                limit=deps.max_record_bytes,
+            )
+            sampling = replace(sampling, max_tokens=room)
+        except BaseException:
+            free()
+            raise
+        started = CallStarted(
+            completion_id=new_id(deps.clock, deps.randomness),
+            session_id=token.session_id,
+            attempt=token.attempt,
+            call=number,
+            dialect=dialect.name,
+            at_ms=deps.clock.now_ms(),
+        )
+        generation = _Generation(deps, request, dialect, token, call, sampling, endpoint, started, sha256(body))
+        return await generation.run(free)
+
+
+class _Generation:
+    """One call under way."""
+
+    def __init__(
+        self,
+        deps: Deps,
+        request: web.Request,
+        dialect: Dialect,
+        token: SessionToken,
+        call: Call,
+        sampling: Sampling,
+        endpoint: Endpoint,
+        started: CallStarted,
+        request_sha256: str,
+    ) -> None:
+        self._deps = deps
+        self._request = request
+        self._dialect = dialect
+        self._token = token
+        self._call = call
+        self._sampling = sampling
+        self._endpoint = endpoint
+        self._started = started
+        self._request_sha256 = request_sha256
+        self._told = Told(started.completion_id, started.at_ms // 1000, call.model)
+        self._answer = Answer(call.n, keep_entries=call.logprobs)
+        self._gate = Gate(call.n)
+        self._facts: Facts | None = None
+        self._before: str | None = None
+        self._first_token_ms: int | None = None
+
+    async def run(self, settled: Callable[[], None]) -> web.StreamResponse:
+        """Answer the request; `settled` is called when nothing of the call is left to write to the log."""
+        if not self._call.stream:
+            bracket = Bracket(self._deps.recorder, self._started, settled)
+            with self._counted():
+                reply = await self._bracketed(bracket, None, None)
+            body = self._dialect.reply(self._call, self._told, reply)
+            headers = {"X-Request-Id": self._started.completion_id}
+            return web.Response(body=body, content_type="application/json", headers=headers)
+        settings = self._deps.settings
+        encoder = self._dialect.stream(self._call, self._told)
+        async with StreamedReply(
+            self._request,
+            encoder,
+            self._deps.clock,
+            completion_id=self._started.completion_id,
+            early_headers_after=settings.early_headers_after,
+            keepalive_every=settings.keepalive_every,
+        ) as out:
+            bracket = Bracket(self._deps.recorder, self._started, settled, answered=lambda: out.opened)
+            try:
+                with self._counted():
+                    reply = await self._bracketed(bracket, encoder, out)
+                rest = self._gate.rest() if self._live else reply.deltas()
+                return await out.end(encoder.deltas(rest) + encoder.finish(reply))
+            except ClientGone:
+                return out.response
+            except ProxyError as error:
+                if not out.opened:
+                    raise
+                return await out.end(encoder.error(error))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        outcome = "failed"
+        try:
+            yield
+            outcome = "captured"
+        except ProxyError as error:
+            outcome = error.code or f"http_{error.status}"
+            raise
+        except asyncio.CancelledError:
+            outcome = "client_gone"
+            raise
+        finally:
+            self._deps.metrics.calls.labels(self._dialect.name, outcome).inc()
+
+    async def _bracketed(self, bracket: Bracket, encoder: StreamEncoder | None, out: StreamedReply | None) -> Reply:
+        """From `CallStarted` to the acknowledged capture: what comes after may close."""
+        async with bracket:
+            try:
+                with self._deps.sessions.running(self._token):
+                    await self._ask(encoder, out)
+                reply = self._answer.reply()
+            except (ProxyError, asyncio.CancelledError) as error:
+                self._keep_partial(bracket, error)
+                raise
+            cut = next((choice.finish for choice in reply.choices if choice.finish in CUT), None)
+            if cut is None or self._answer.sampled:
+                await self._capture(bracket, reply, complete=cut is None)
+            if cut is not None:
+                raise EngineAway(f"the engine broke the generation off ({cut}); try again", retry_after=1.0)
+        return reply
+
+    @property
+    def _live(self) -> bool:
+        return self._call.stream and self._deps.settings.stream_mode == "live"
+
+    async def _ask(self, encoder: StreamEncoder | None, out: StreamedReply | None) -> None:
+        """Ask the engine; in live mode, tell the client what may be told meanwhile."""
+        deps, token, endpoint = self._deps, self._token, self._endpoint
+        engine = await endpoint.identity()
+        check_mode(engine.logprobs_mode, self._sampling.temperature)
+        self._facts = Facts(
+            token=token,
+            started=self._started,
+            call=self._call,
+            sampling=self._sampling,
+            engine=engine,
+            request_sha256=self._request_sha256,
+            hints=hints(self._request.headers),
+        )
+        self._before = await endpoint.weight_version()
+        body = request_body(
+            self._call,
+            engine.model,
+            engine_fields(self._sampling),
+            cache_salt=cache_salt(token.tenant, self._before),
+        )
+        left = max((token.not_after_ms - deps.clock.now_ms()) / 1000, 0.001)
+        timeout = min(deps.settings.call_timeout, left)
+        request_id = self._started.completion_id
+        if not self._live:
+            await endpoint.whole(body, self._answer, request_id=request_id, timeout=timeout)
+            return
+        assert encoder is not None
+        assert out is not None
+        stream = endpoint.stream(body, self._answer, request_id=request_id, timeout=timeout)
+        async with aclosing(stream) as arrivals:
+            async for deltas in arrivals:
+                if self._first_token_ms is None and self._answer.sampled:
+                    self._first_token_ms = deps.clock.now_ms()
+                told = [passed for delta in deltas if (passed := self._gate.admit(delta)) is not None]
+                if told:
+                    await out.send(encoder.deltas(told))
+
+    async def _capture(self, bracket: Bracket, reply: Reply, *, complete: bool) -> None:
+        assert self._facts is not None
+        ended_ms = self._deps.clock.now_ms()
+        try:
+            after = await self._endpoint.weight_version()
+        except EngineError:
+            after = None  # what it sampled is whole; only whose weights did it stays unknown
+        record = captured(
+            self._facts,
+            reply,
+            before=self._before,
+            after=after,
+            first_token_ms=self._first_token_ms,
+            ended_ms=ended_ms,
+            complete=complete,
+        )
+        self._deps.metrics.tokens.inc(self._answer.sampled)
+        with self._deps.metrics.ack.time():
+            await bracket.capture(record)
+
+    def _keep_partial(self, bracket: Bracket, error: BaseException) -> None:
+        """Put what the client has seen of a reply that broke off on the log, in place of a bare failure."""
+        if not self._live or not self._answer.sampled or isinstance(error, EngineBroken) or self._facts is None:
+            return
+        try:
+            reply = self._answer.reply(partial=True)
+        except EngineBroken:
+            return
+        record = captured(
+            self._facts,
+            reply,
+            before=self._before,
+            after=None,
+            first_token_ms=self._first_token_ms,
+            ended_ms=self._deps.clock.now_ms(),
+            complete=False,
+        )
+        bracket.capture_soon(record)

@@ -1,0 +1,28 @@
+"""The proxy's metrics, each with its reason; never a label whose values a client chooses."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class Metrics:
+    """One set per proxy, in the registry it is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.calls = Counter(
+            "polar_proxy_calls", "Calls by dialect and how they ended.", ["dialect", "outcome"], registry=registry
+        )
+        self.refused = Counter(
+            "polar_proxy_refused", "Requests refused before their call began.", ["reason"], registry=registry
+        )
+        self.running = Gauge("polar_proxy_running", "Calls that hold a slot.", registry=registry)
+        self.tokens = Counter("polar_proxy_sampled_tokens", "Tokens captured.", registry=registry)
+        self.unknown_fields = Counter(
+            "polar_proxy_unknown_fields", "Request fields that were passed over.", ["dialect"], registry=registry
+        )
+        self.ack = Histogram(
+            "polar_proxy_ack_seconds",
+            "From the end of a generation to the broker's acknowledgement of its capture.",
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60),
+            registry=registry,
+        )

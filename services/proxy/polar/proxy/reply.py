@@ -1,0 +1,102 @@
+"""A streamed answer to a client: headers as late as its client allows, keep-alives while nothing else is said.
+
+Until the first byte an error still has its own status; after it, an error is an event. It knows aiohttp and no dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Protocol
+
+from aiohttp import web
+
+from polar.service.clock import Clock
+
+from .errors import ClientGone
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class Keepalive(Protocol):
+    def keepalive(self, beat: int) -> bytes: ...
+
+
+class StreamedReply:
+    """`async with` runs the keep-alives; they end with it."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        encoder: Keepalive,
+        clock: Clock,
+        *,
+        completion_id: str,
+        early_headers_after: float,
+        keepalive_every: float,
+    ) -> None:
+        self.response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": completion_id})
+        self._request = request
+        self._encoder = encoder
+        self._clock = clock
+        self._first = early_headers_after
+        self._every = keepalive_every
+        self._lock = asyncio.Lock()
+        self._said = clock.monotonic()
+        self._beats: asyncio.Task[None] | None = None
+
+    @property
+    def opened(self) -> bool:
+        """Whether the client has its status."""
+        return self.response.prepared
+
+    async def __aenter__(self) -> StreamedReply:
+        self._beats = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        assert self._beats is not None
+        self._beats.cancel()
+        await asyncio.gather(self._beats, return_exceptions=True)
+
+    async def send(self, data: bytes) -> None:
+        """Write, with the headers before it the first time. Raises `ClientGone`."""
+        async with self._lock:
+            await self._write(data)
+
+    async def end(self, data: bytes) -> web.StreamResponse:
+        """Write the last events and end the answer. Raises `ClientGone`."""
+        async with self._lock:
+            await self._write(data, last=True)
+        return self.response
+
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
+        try:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            await self.response.write(data)
+            if last:
+                await self.response.write_eof()
+        except OSError as error:
+            raise ClientGone("the client closed its connection") from error
+        self._said = self._clock.monotonic()
+
+    async def _beat(self) -> None:
+        await self._clock.sleep(self._first)
+        beat = 0
+        try:
+            while True:
+                quiet = self._clock.monotonic() - self._said
+                if not self.opened or quiet >= self._every:
+                    await self.send(self._encoder.keepalive(beat))
+                    beat += 1
+                    quiet = 0.0
+                await self._clock.sleep(max(self._every - quiet, 0.01))
+        except ClientGone:
+            return  # the client is gone, and the handler is told so by its cancellation

@@ -1,0 +1,199 @@
+"""The proxy as a process: its sockets, what it follows, and how it starts and stops.
+
+- It listens at once and takes calls once `polar.control` was read back over the longest token life: a session that was
+  closed while no replica ran must not be let in.
+- It follows `polar.control` ever after; when the broker is away it goes on with what it knows, since a call needs the
+  broker anyway.
+- `drain`: no new calls, the running ones may end. Stopping: what runs is broken off as if its clients had left, and
+  every end is written, as far as the time allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import aiohttp
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
+
+from polar.bus import Bus, BusError, Reader
+from polar.schemas import SessionControl
+from polar.service.clock import Clock, SystemClock
+from polar.service.randomness import Randomness, SystemRandomness
+
+from .app import Routes
+from .capture import Recorder, Sender
+from .engine import Engines
+from .errors import EngineError
+from .generate import Deps, Generations, Slots
+from .metrics import Metrics
+from .sessions import Sessions
+from .settings import ProxySettings
+
+CONTROL = "control"
+STOPPING = "The proxy is stopping; another replica takes calls."
+log = structlog.get_logger(__name__)
+
+
+class ProxyService:
+    """One replica; it keeps no state that another needs.
+
+    `bus` is started by whoever made it. `secret` verifies session tokens. `sender`: what captures are sent through,
+    the bus itself by default. Once `listening` is set, `port` is the one that was bound; `ready` means calls are taken.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        bus: Bus,
+        secret: str,
+        *,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+        registry: CollectorRegistry | None = None,
+        sender: Sender | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.settings = settings
+        self.port = settings.port
+        self.listening = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.sessions = Sessions(
+            secret, clock, limit=settings.max_sessions, memory_ms=round(settings.control_memory * 1000)
+        )
+        self.recorder = Recorder(
+            sender or bus,
+            clock,
+            start_timeout=settings.start_timeout,
+            capture_timeout=settings.capture_timeout,
+            retry_for=settings.capture_retry_for,
+        )
+        self.metrics = Metrics(registry or CollectorRegistry())
+        self.slots = Slots(settings.max_concurrent, self.metrics, settings.retry_after)
+        self._bus = bus
+        self._clock = clock
+        self._randomness = randomness or SystemRandomness()
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            OSError: the port cannot be bound.
+            BusError: `polar.control` cannot be read, and trying again does not help.
+        """
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            connector = aiohttp.TCPConnector(limit=0)  # the slots are the limit
+            key = settings.engine_api_key
+            headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+            http = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
+            )
+            engines = Engines(settings, http, self._clock)
+            stack.push_async_callback(self.recorder.close, settings.drain_timeout)
+            await stack.enter_async_context(self._site(engines))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow())
+                group.create_task(self._meet(engines))
+
+    async def drain(self) -> None:
+        """Take no more calls and wait for those that run, and for their ends, at most `drain_timeout`."""
+        self.slots.closed = STOPPING
+        self.ready.clear()
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout):
+                await self.slots.all_free()
+        except TimeoutError:
+            log.warning("calls still run", running=self.slots.taken)
+
+    def _site(self, engines: Engines) -> _Site:
+        deps = Deps(
+            settings=self.settings,
+            sessions=self.sessions,
+            recorder=self.recorder,
+            engines=engines,
+            metrics=self.metrics,
+            clock=self._clock,
+            randomness=self._randomness,
+            max_record_bytes=self._bus.settings.max_record_bytes,
+        )
+        routes = Routes(
+            self.sessions,
+            Generations(deps, self.slots),
+            self.metrics,
+            ready=self.ready.is_set,
+        )
+        return _Site(self, routes.application(self.settings.max_body_bytes))
+
+    async def _meet(self, engines: Engines) -> None:
+        """Learn what the engines are before the first call needs it; a call asks again where this failed."""
+        for endpoint in engines.all:
+            try:
+                engine = await endpoint.identity()
+            except EngineError as error:
+                log.warning("engine not met yet", engine=endpoint.url, reason=error.message)
+            else:
+                mode = str(engine.logprobs_mode)
+                log.info("engine", engine=endpoint.url, model=engine.model, build=engine.build, logprobs_mode=mode)
+
+    async def _follow(self) -> None:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, BusError) and error.retryable),
+            wait=wait_random_exponential(multiplier=0.2, max=5.0),
+            sleep=self._clock.sleep,
+            reraise=True,
+        )
+        async for attempt in retrying:
+            with attempt:
+                await self._follow_once()
+
+    async def _follow_once(self) -> None:
+        since = self._clock.now_ms() - round(self.settings.control_memory * 1000)
+        reader = await self._bus.reader([CONTROL], start=since)
+        try:
+            if not self.ready.is_set():
+                while not await reader.caught_up():
+                    await self._apply(reader)
+                if self.slots.closed != STOPPING:
+                    self.slots.closed = ""
+                    self.ready.set()
+                    log.info("ready", port=self.port, sessions=len(self.sessions))
+            while True:
+                await self._apply(reader)
+        finally:
+            await reader.close()
+
+    async def _apply(self, reader: Reader) -> None:
+        for record in await reader.poll():
+            if record.error is not None:
+                log.error("unreadable control record", partition=record.partition, offset=record.offset)
+            elif record.key is not None and (record.value is None or isinstance(record.value, SessionControl)):
+                self.sessions.apply(record.key, record.value)
+
+
+class _Site:
+    """The listening socket as a context manager."""
+
+    def __init__(self, service: ProxyService, app: web.Application) -> None:
+        self._service = service
+        # a client that leaves cancels its handler: that is how its generation ends
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+
+    async def __aenter__(self) -> None:
+        service = self._service
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, service.settings.host, service.settings.port).start()
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        service.port = self._runner.addresses[0][1]
+        service.listening.set()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._service.ready.clear()
+        self._service.slots.closed = STOPPING
+        await self._runner.cleanup()

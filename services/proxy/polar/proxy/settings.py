@@ -1,0 +1,88 @@
+"""The proxy's settings: `POLAR_PROXY_…`, or the section `proxy` of the configuration file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
+
+from polar.service.settings import PolarSettings, section_config
+
+
+class ProxySettings(PolarSettings):
+    """Where the proxy listens, which engines it asks, and its limits. Times are seconds, sizes are bytes."""
+
+    section: ClassVar[str] = "proxy"
+    model_config = section_config("proxy")
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8710, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+
+    engine_urls: Annotated[list[str], NoDecode] = Field(
+        ["http://127.0.0.1:8000/v1"],
+        min_length=1,
+        description="Base URLs of the engines, each ending in /v1, separated by commas; a session stays with one while "
+        "it answers.",
+    )
+    engine_api_key: SecretStr | None = Field(None, description="Key sent to the engines.")
+    model: str | None = Field(None, description="The model asked of the engines; default: the first one they serve.")
+    logprobs_mode: Literal["auto", "raw_logprobs", "processed_logprobs"] = Field(
+        "auto", description="What the engines' log-probabilities are; auto: find out with two calls of one token each."
+    )
+    weight_info: Literal["auto", "off"] = Field(
+        "auto",
+        description="Ask GET /weight_info around each call, where the engine has it and its answers do not tell.",
+    )
+    engine_connect_timeout: float = Field(5.0, gt=0, description="Until an engine accepts a connection.")
+    engine_probe_timeout: float = Field(60.0, gt=0, description="Until an engine answers the self-test.")
+    engine_cooldown: float = Field(2.0, ge=0, description="An engine that refused a connection is passed over so long.")
+    call_timeout: float = Field(3_600.0, gt=0, description="Longest generation; a session's own end comes first.")
+    max_answer_bytes: int = Field(128 * 1024 * 1024, gt=0, description="Largest answer read from an engine.")
+
+    stream_mode: Literal["live", "synthetic"] = Field(
+        "live",
+        description="For streaming clients: forward deltas as they come, or wait for the whole reply and then tell it.",
+    )
+    early_headers_after: float = Field(
+        10.0,
+        gt=0,
+        description="A streaming client gets its headers after so long at the latest; before, errors "
+        "keep their status.",
+    )
+    keepalive_every: float = Field(10.0, gt=0, description="Between keep-alives while nothing else is said.")
+
+    max_body_bytes: int = Field(16 * 1024 * 1024, gt=0, description="Largest request body.")
+    max_concurrent: int = Field(1_024, gt=0, description="Calls at a time; more are answered 503 with Retry-After.")
+    max_choices: int = Field(16, gt=0, description="Largest `n`.")
+    max_sessions: int = Field(200_000, gt=0, description="Sessions that are remembered at a time.")
+    control_memory: float = Field(
+        172_800.0, gt=0, description="How far polar.control is read back at the start: the longest life of a token."
+    )
+    retry_after: float = Field(1.0, gt=0, description="What Retry-After says where nothing better is known.")
+
+    start_timeout: float = Field(10.0, gt=0, description="Until CallStarted is acknowledged; then 503.")
+    capture_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="Until the capture is acknowledged; then the client is answered 503 while the proxy "
+        "goes on trying.",
+    )
+    capture_retry_for: float = Field(900.0, gt=0, description="How long the end of a call is tried to be written.")
+    drain_timeout: float = Field(30.0, ge=0, description="What calls get to end in when the proxy is asked to stop.")
+
+    @field_validator("engine_urls", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("engine_urls")
+    @classmethod
+    def _base_urls(cls, value: list[str]) -> list[str]:
+        found = [url.rstrip("/") for url in value]
+        for url in found:
+            if not url.startswith(("http://", "https://")) or not url.endswith("/v1"):
+                raise ValueError(
+                    f"{url!r} is no base URL of an engine: it starts with http:// or https://, ends with /v1"
+                )
+        return found
