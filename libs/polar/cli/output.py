@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -57,8 +59,9 @@ def json_line(value: Any) -> None:
 
 def run_async(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a command's coroutine; expected failures end in one clear line each."""
-    import asyncio
-
+    # the log's client tells its tries to reach a broker; the one line below says what they came to
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
+    logging.getLogger("aiokafka").propagate = False
     try:
         asyncio.run(main())
     except TaskRefused as error:

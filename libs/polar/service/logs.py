@@ -24,6 +24,7 @@ LONG_TEXT = 4096
 LONG_LIST = 64
 """Items from which a list is told by its length."""
 SECRET_NAMES = ("token", "key", "secret", "password", "authorization", "api_key")
+TRIES = ("Unable connect to", "Unable to update metadata", "Unable to request metadata")
 IDENTIFYING = ("session_id", "task_id", "attempt", "completion_id", "node", "node_id", "stage")
 
 
@@ -120,8 +121,8 @@ def _is_secret(name: str) -> bool:
 
 
 def _quieter(record: logging.LogRecord) -> bool:
-    """aiokafka tells of every try to connect; whoever tries says once what it means."""
-    return not (record.name.startswith("aiokafka") and str(record.msg).startswith("Unable connect to"))
+    """aiokafka tells of every try to connect, several a second; whoever tries says once what it means."""
+    return not (record.name.startswith("aiokafka") and str(record.msg).startswith(TRIES))
 
 
 def _json(line: Any, **_: Any) -> str:

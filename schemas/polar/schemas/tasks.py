@@ -25,6 +25,8 @@ class PrepareAction(Part, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     content: str | None = None
     """For `upload_file`: the text itself, so that a client on another machine needs no shared path."""
+    blob: Claim | None = None
+    """For `upload_file`: the same for what is no text or too long, kept in the blob store."""
 
 
 class RuntimeSpec(Part, frozen=True, kw_only=True):

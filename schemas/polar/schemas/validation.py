@@ -159,12 +159,8 @@ def check(task: TaskRequest, limits: Limits) -> Checked:
                 bad(f"{where}.command", "is required for `exec`", "missing")
             elif step.type != "exec" and not step.target:
                 bad(f"{where}.target", f"is required for `{step.type}`", "missing")
-            elif step.type == "upload_file" and (step.source is None) == (step.content is None):
-                bad(
-                    where,
-                    "takes exactly one of `source` and `content`",
-                    "missing" if step.source is None else "invalid",
-                )
+            elif step.type == "upload_file" and [step.source, step.content, step.blob].count(None) != 2:
+                bad(where, "takes exactly one of `source`, `content` and `blob`")
             elif step.type == "upload_dir" and not step.source:
                 bad(f"{where}.source", "is required for `upload_dir`", "missing")
     if runtime.cpus is not None:

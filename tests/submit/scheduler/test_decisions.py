@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.submit.scheduler.cluster import COMMAND, Cluster, shell_task
-
 from polar.schemas import (
     AttemptFenced,
     BuildSummary,
@@ -28,6 +26,7 @@ from polar.schemas import (
     TaskRejected,
     TaskResult,
 )
+from tests.submit.scheduler.cluster import COMMAND, Cluster, shell_task
 
 INFRA = Failure(kind=FailureKind.INFRA, message="the box would not start", retryable=True)
 

@@ -7,7 +7,6 @@ from collections import Counter
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.submit.scheduler.cluster import COMMAND, Cluster, shell_task
 
 from polar.schemas import (
     AttemptFenced,
@@ -24,6 +23,7 @@ from polar.schemas import (
     TaskAccepted,
     TaskResult,
 )
+from tests.submit.scheduler.cluster import COMMAND, Cluster, shell_task
 
 KINDS = st.sampled_from([FailureKind.INFRA, FailureKind.HARNESS, FailureKind.TIMEOUT, FailureKind.TASK])
 NODES = st.sampled_from(["g0", "g1"])

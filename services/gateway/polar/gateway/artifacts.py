@@ -11,8 +11,8 @@ session's ending never depends on its files. Files are read through the box, whi
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import posixpath
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,51 +64,39 @@ class Folder(NamedTuple):
     patterns: tuple[str, ...]
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
-    """A glob pattern as a regular expression over a whole relative path."""
-    found, rest = [], pattern.strip("/")
-    while rest:
-        if rest.startswith("**/"):
-            found.append("(?:[^/]+/)*")
-            rest = rest[3:]
-        elif rest.startswith("**"):
-            found.append(".*")
-            rest = rest[2:]
-        elif rest[0] == "*":
-            found.append("[^/]*")
-            rest = rest[1:]
-        elif rest[0] == "?":
-            found.append("[^/]")
-            rest = rest[1:]
-        elif rest[0] == "[" and (end := rest.find("]", 2)) > 0:
-            body = rest[1:end].replace("\\", r"\\").replace("[", r"\[")
-            body = f"^{body[1:]}" if body[0] in "!^" else body
-            found.append(f"(?!/)[{body}]")
-            rest = rest[end + 1 :]
-        else:
-            found.append(re.escape(rest[0]))
-            rest = rest[1:]
-    # a folder's name stands for all that is below it
-    return re.compile(f"{''.join(found)}(?:/.*)?", re.DOTALL)
+def matches(name: str, pattern: str) -> bool:
+    """Whether a relative path is what a pattern means."""
+    wanted = pattern.strip("/").split("/")
+
+    def closed(places: set[int]) -> set[int]:
+        """With the places that are reached where `**` stands for no folder at all."""
+        for place in sorted(places):
+            while place < len(wanted) and wanted[place] == "**":
+                place += 1
+                places.add(place)
+        return places
+
+    places = closed({0})  # in the pattern: how far the path's parts so far may have come
+    for part in name.split("/"):
+        if len(wanted) in places:
+            return True  # a folder's name stands for all that is below it
+        after = {place for place in places if wanted[place] == "**"}
+        after |= {place + 1 for place in places if wanted[place] != "**" and fnmatch.fnmatchcase(part, wanted[place])}
+        places = closed(after)
+    return len(wanted) in places
 
 
 def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The names that a pattern matches, in order. A pattern that is no valid expression matches nothing."""
-    expressions = []
-    for pattern in patterns:
-        try:
-            expressions.append(compiled(pattern))
-        except re.error:
-            log.warning("artifact pattern cannot be read", pattern=pattern)
-    return sorted({name for name in names if any(one.fullmatch(name) for one in expressions)})
+    """The names that a pattern matches, in order."""
+    return sorted({name for name in names if any(matches(name, pattern) for pattern in patterns)})
 
 
 def find_command(patterns: Sequence[str]) -> list[str]:
     """`find` for all that `patterns` may match, NUL between names; more than they match, since its `*` crosses `/`."""
     tests: list[str] = []
     for pattern in patterns:
-        loose = pattern.strip("/").replace("**/", "*").replace("**", "*")
-        for one in (f"./{loose}", f"./{loose}/*"):
+        loose = "./" + pattern.strip("/").replace("\\", "\\\\").replace("**/", "*").replace("**", "*")
+        for one in (loose, f"{loose}/*", loose.removesuffix("/*")):
             tests += (["-o"] if tests else []) + ["-path", one]
     return ["find", ".", "-type", "f", "(", *tests, ")", "-print0"]
 
@@ -163,14 +151,14 @@ async def keep_bytes(name: str, data: bytes, bus: Bus, kept: Kept) -> None:
     kept.size += len(data)
 
 
-async def keep_log(path: Path, bus: Bus, kept: Kept) -> None:
-    """Keep the harness's log of the host, if it said anything. Raises BusError."""
+async def keep_log(path: Path, key: str, bus: Bus, kept: Kept) -> None:
+    """Keep the harness's log of the host, if it said anything, without the session's key. Raises BusError."""
     try:
         data = await asyncio.to_thread(path.read_bytes)
     except FileNotFoundError:
         return
     if data:
-        await keep_bytes(HARNESS_LOG, data, bus, kept)
+        await keep_bytes(HARNESS_LOG, data.replace(key.encode(), b"***"), bus, kept)
         kept.size -= len(data)  # has a limit of its own
 
 

@@ -41,7 +41,7 @@ async def open_runtimes(settings: GatewaySettings, box_root: Path) -> dict[str, 
     for name in wanted:
         options = dict(settings.backends.get(name, {}))
         try:
-            runtime = await _local(settings, box_root, options) if name == LOCAL else create_runtime(name, options)
+            runtime = await (_local(settings, box_root, options) if name == LOCAL else _made(name, options))
             probe = await runtime.probe()
             reason, hint = probe.reason, probe.hint
             works = probe.ok
@@ -62,11 +62,15 @@ async def open_runtimes(settings: GatewaySettings, box_root: Path) -> dict[str, 
 async def _local(settings: GatewaySettings, box_root: Path, options: dict[str, Any]) -> Runtime:
     """The sandbox where one works, else, where the operator allows it, plain processes."""
     values = {"root": box_root, **options}
-    runtime = create_runtime(LOCAL, values)
+    runtime = await _made(LOCAL, values)
     if settings.allow_unsafe_local and not (probe := await runtime.probe()).ok:
         log.warning("no sandbox: harnesses run as plain processes of this user", reason=probe.reason, hint=probe.hint)
-        return create_runtime(UNSAFE, {**values, "allow_unsafe_local": True})
+        return await _made(UNSAFE, {**values, "allow_unsafe_local": True})
     return runtime
+
+
+async def _made(name: str, options: Mapping[str, Any]) -> Runtime:
+    return await asyncio.to_thread(create_runtime, name, options)  # imports modules and looks at folders
 
 
 class Boxes:
@@ -118,6 +122,13 @@ class Boxes:
             await box.destroy()
         self._open.pop(row.box_id, None)
         self._turns.pop(row.box_id, None)
+
+    def keep(self, owned: Collection[str]) -> None:
+        """Forget all boxes but these, for the other half may have destroyed them."""
+        for box_id in self._open.keys() - owned:
+            del self._open[box_id]
+        for box_id in self._turns.keys() - owned:
+            del self._turns[box_id]
 
     async def reap(self, owned: Callable[[], Awaitable[Collection[str]]]) -> list[str]:
         """Destroy every box of this node that is not among `owned` (box ids); returns their ids.

@@ -6,7 +6,7 @@ that talks to another address than its door captures nothing. Pure.
 
 from __future__ import annotations
 
-from polar.schemas import SessionAssigned, TaskRequest
+from polar.schemas import SessionAssigned
 from polar.service.tokens import SessionToken
 
 INSTRUCTION_FILE = "instruction.md"
@@ -80,7 +80,3 @@ def harness_environment(
             **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY"), key),
         }
     return found
-
-
-def model_of(task: TaskRequest, default: str) -> str:
-    return task.agent.model_name or default

@@ -20,6 +20,9 @@ from .machine import Ending, loss, revocation
 from .pool import Stop, Stopped, Why
 from .settings import GatewaySettings
 
+MASK = "***"
+"""In the place of the session's key, where a harness prints its environment."""
+
 
 class Ended(NamedTuple):
     """How the harness ended. `ran`: it was started, so its files are worth keeping."""
@@ -107,11 +110,12 @@ async def execute(
     except Stopped as stopped:
         await box.kill_all()
         tail = await asyncio.to_thread(_log_tail, log_file, settings.output_tail_bytes)
-        return Ended(stop_ending(stopped, Stage.RUNNING, tail, loop.time() - began), ran)
+        return Ended(stop_ending(stopped, Stage.RUNNING, tail.replace(key, MASK), loop.time() - began), ran)
     await box.kill_all()  # the command's own are dead; this is for what it may have handed to others
     whole = not outcome.log_truncated
     tail = await asyncio.to_thread(_log_tail, log_file, settings.output_tail_bytes) if whole else ""
-    return Ended(exit_ending(outcome, tail or tail_of(outcome, settings.output_tail_bytes), timeout), ran)
+    tail = (tail or tail_of(outcome, settings.output_tail_bytes)).replace(key, MASK)
+    return Ended(exit_ending(outcome, tail, timeout), ran)
 
 
 def exit_ending(outcome: ExecOutcome, tail: str, timeout_s: float) -> Ending:

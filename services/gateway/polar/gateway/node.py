@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from polar.bus import Bus, BusError
 from polar.runtime import RuntimeFailure
@@ -172,7 +172,7 @@ class Node:
 
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, BusError) and error.retryable),
-            wait=wait_exponential_jitter(0.2, self._settings.report_backoff_max_s, jitter=0.1),
+            wait=wait_random_exponential(multiplier=0.2, max=self._settings.report_backoff_max_s),
             before_sleep=told,
             reraise=True,
         ):
@@ -184,12 +184,13 @@ class Node:
     async def held(self) -> list[Held]:
         """Every attempt on the books, of both halves.
 
-        Asked with each heartbeat, which makes it the moment to see what the other half has written: revokes, and room
-        for further boxes.
+        Asked with each heartbeat, which makes it the moment to see what the other half has written: revokes, room for
+        further boxes, and which boxes are gone.
         """
         rows = await self._books.rows()
         for row in rows:
             self._heed(row)
+        self._boxes.keep({row.box_id for row in rows})
         for stage in Stage:
             self._metrics.attempts.labels(stage=stage).set(sum(row.stage is stage for row in rows))
         self.init.wake()

@@ -7,6 +7,7 @@ end of the pool cancels workers, and returns when they are gone.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
@@ -145,8 +146,9 @@ class Pool:
     async def _one(self, assignment_id: str, stop: Stop) -> None:
         try:
             await self._work(assignment_id, stop)
-        except Exception as error:  # one attempt's trouble must not end the others
-            log.exception("unforeseen failure", pool=self._name, assignment=assignment_id)
+        except Exception as error:  # noqa: BLE001 - one attempt's trouble must not end the others
+            trace = await asyncio.to_thread(traceback.format_exception, error)  # reads source files
+            log.error("unforeseen failure", pool=self._name, assignment=assignment_id, exception="".join(trace))
             await self._failed(assignment_id, error)
         finally:
             del self._running[assignment_id]

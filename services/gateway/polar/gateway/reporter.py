@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from polar.bus import Bus, BusError, Out, RecordTooLarge
 from polar.schemas import Event, StageChanged
@@ -57,7 +57,7 @@ class Reporter:
     async def _deliver(self, part: list[Pending]) -> None:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, BusError) and error.retryable),
-            wait=wait_exponential_jitter(0.1, self._backoff_max_s, jitter=0.1),
+            wait=wait_random_exponential(multiplier=0.1, max=self._backoff_max_s),
             before_sleep=_told,
             reraise=True,
         ):

@@ -129,6 +129,7 @@ class GatewayService:
             return
         log.info("draining", node=self._settings.node_id)
         self._link.draining = True
+        self._link.beat_now()
         await self._node.drain()
         await self._reporter.flushed()
 
@@ -157,10 +158,10 @@ class GatewayService:
     async def _serve_api(self, stack: AsyncExitStack, api: RuntimeApi) -> str:
         settings = self._settings
         # a client that goes away cancels its handler, and with it the command
-        runner = web.AppRunner(api.app(), handler_cancellation=True, access_log=None)
+        runner = web.AppRunner(api.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, settings.runtime_api_host, settings.runtime_api_port, shutdown_timeout=1.0).start()
+        await web.TCPSite(runner, settings.runtime_api_host, settings.runtime_api_port).start()
         host, port = runner.addresses[0][:2]
         shown = f"[{host}]" if ":" in host else host
         return settings.runtime_api_url or f"http://{shown}:{port}"

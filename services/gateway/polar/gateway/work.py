@@ -22,7 +22,7 @@ from polar.service.tokens import sign_session
 from . import machine
 from .artifacts import Folder, Kept, Limits, collect, keep_log
 from .boxes import Boxes
-from .environment import model_of, session_token, workspace
+from .environment import session_token, workspace
 from .errors import AttemptFailed
 from .execute import Ended, execute, stop_ending
 from .initialize import failed, initialize, instruction_of
@@ -95,14 +95,17 @@ class Workers:
             log.info("running", harness=event.task.agent.harness or event.task.agent.import_path)
             log_file = self._log(assignment_id)
             kept = Kept()
+            alive_s = event.task.timeout_seconds + self._settings.token_margin_s
+            token = session_token(event, self._model(event), self._clock.now_ms() + round(alive_s * 1000))
+            key = sign_session(token, self._secret)
             box = await self._boxes.find(step.row)
             if box is None:
                 ended = Ended(machine.loss("the box had vanished", Stage.RUNNING), ran=False)
             else:
-                ended = await self._execute(event, box, log_file, stop)
+                ended = await self._execute(event, box, key, log_file, stop)
             died_ms = self._clock.now_ms()
             if ended.ran and box is not None:
-                await self._keep(event, box, ended.ending, log_file, stop, kept)
+                await self._keep(event, box, ended.ending, key, log_file, stop, kept)
             await self._end(
                 assignment_id,
                 ended.ending,
@@ -112,7 +115,7 @@ class Workers:
             )
             await asyncio.to_thread(self._log(assignment_id).unlink, missing_ok=True)
 
-    async def _execute(self, event: SessionAssigned, box: Box, log_file: Path, stop: Stop) -> Ended:
+    async def _execute(self, event: SessionAssigned, box: Box, key: str, log_file: Path, stop: Stop) -> Ended:
         try:
             instruction = await instruction_of(event, self._bus)
         except BusError as error:
@@ -123,14 +126,14 @@ class Workers:
                 stage=Stage.RUNNING,
             )
             return Ended(Ending(ExitReport(reason="failed"), failure), ran=False)
-        model = model_of(event.task, self._settings.model_name)
-        alive_s = event.task.timeout_seconds + self._settings.token_margin_s
-        token = session_token(event, model, self._clock.now_ms() + round(alive_s * 1000))
-        key = sign_session(token, self._secret)
-        return await execute(event, box, instruction, model, key, log_file, stop, self._settings)
+        return await execute(event, box, instruction, self._model(event), key, log_file, stop, self._settings)
+
+    def _model(self, event: SessionAssigned) -> str:
+        """What the harness calls the model."""
+        return event.task.agent.model_name or self._settings.model_name
 
     async def _keep(
-        self, event: SessionAssigned, box: Box, ending: Ending, log_file: Path, stop: Stop, kept: Kept
+        self, event: SessionAssigned, box: Box, ending: Ending, key: str, log_file: Path, stop: Stop, kept: Kept
     ) -> None:
         """The harness's log always; the agent's files where somebody will look at them."""
         settings = self._settings
@@ -138,7 +141,7 @@ class Workers:
         graded = ending.exit.reason in ("exited", "timeout")
         with contextlib.suppress(Stopped):  # the attempt has ended as it has; its files no longer matter
             try:
-                await keep_log(log_file, self._bus, kept)
+                await keep_log(log_file, key, self._bus, kept)
             except BusError as error:
                 kept.leave_out("logs/harness.log", str(error))
             if graded:

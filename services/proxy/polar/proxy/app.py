@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import structlog
 from aiohttp import web
 
 from .dialects import Dialect, OpenAIChat
-from .errors import BadRequest, ProxyError
+from .errors import BadRequest, ProxyError, as_told
 from .generate import Generations
 from .metrics import Metrics
 from .sessions import Sessions
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-log = structlog.get_logger(__name__)
 
 KEY_PREFIX = "/s/{key}"
 
@@ -47,13 +45,10 @@ class Routes:
         async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
                 return await handler(request)
-            except ProxyError as error:
-                return self._error(error)
             except web.HTTPException as error:
                 return self._error(_of_http(error))
-            except Exception as error:  # the last boundary: a client gets JSON, the log type and place
-                log.error("request failed", error=type(error).__name__, exc_info=_traceless(error))
-                return self._error(ProxyError("The proxy failed; its log says why.", code="internal_error"))
+            except Exception as error:  # noqa: BLE001 - the last boundary: a client gets JSON, whatever happened
+                return self._error(as_told(error))
 
         app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
         app.add_routes([web.get("/health", self._health), web.get("/ready", self._readiness)])
@@ -123,8 +118,3 @@ def _of_http(error: web.HTTPException) -> BadRequest:
             return BadRequest("The request body is too large.", status=413, code="request_too_large")
         case status:
             return BadRequest(error.reason or "The request was not understood.", status=status)
-
-
-def _traceless(error: Exception) -> Exception:
-    """The error with its traceback, without its text: messages of libraries quote what they were given."""
-    return RuntimeError(type(error).__name__).with_traceback(error.__traceback__)

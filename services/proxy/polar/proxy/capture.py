@@ -20,17 +20,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-import structlog
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from polar.bus import BusError, Out, RecordTooLarge
 from polar.schemas import CallStarted, CompletionCaptured, CompletionFailed, Failure, FailureKind, RecordRef
 from polar.service.clock import Clock
+from polar.service.logs import get_logger
 
 from .errors import ClientGone, LogAway, ProxyError, RecordRefused
 
 TOPIC = "completions"
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Sender(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ class Endpoint:
         self._clock = clock
         self._engine: Engine | None = None
         self._has_weight_info = False
-        self._learning = asyncio.Lock()
+        self._learning: asyncio.Task[Engine] | None = None
 
     # calls ----------------------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ class Endpoint:
 
     async def stream(
         self, body: Json, answer: Answer, *, request_id: str, timeout: float
-    ) -> AsyncIterator[list[Delta]]:
+    ) -> AsyncGenerator[list[Delta], None]:
         """Ask for a streamed answer; yields what each read from the network adds.
 
         Raises:
@@ -140,11 +140,19 @@ class Endpoint:
         Raises:
             EngineError: the engine is away or refuses the questions.
         """
-        if self._engine is None:
-            async with self._learning:
-                if self._engine is None:
-                    self._engine = await self._learn()
-        return self._engine
+        if self._engine is not None:
+            return self._engine
+        if self._learning is None or self._learning.done():
+            # one asks for all: a thousand calls must not wait one after the other for an engine that is away
+            self._learning = asyncio.create_task(self._learn())
+            self._learning.add_done_callback(_heard)
+        return await asyncio.shield(self._learning)
+
+    async def close(self) -> None:
+        """End what is still asked."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.gather(self._learning, return_exceptions=True)
 
     async def _learn(self) -> Engine:
         settings = self._settings
@@ -160,12 +168,13 @@ class Endpoint:
         build = (await self._get(f"{root}/version", optional=True)).get("version")
         told = await self._get(f"{root}/weight_info", optional=True) if settings.weight_info == "auto" else {}
         self._has_weight_info = "weight_version" in told
-        return Engine(
+        self._engine = Engine(
             model=str(found["id"]),
             endpoint=self.url,
             build=None if build is None else f"vllm {build}",
             logprobs_mode=await self._mode(str(found["id"])),
         )
+        return self._engine
 
     async def _mode(self, model: str) -> LogprobsMode:
         if self._settings.logprobs_mode != "auto":
@@ -214,6 +223,10 @@ class Engines:
         self.all = [Endpoint(url, settings, http, clock) for url in settings.engine_urls]
         self._cooldown = settings.engine_cooldown
         self._clock = clock
+
+    async def close(self) -> None:
+        for endpoint in self.all:
+            await endpoint.close()
 
     def of(self, session_id: str) -> Endpoint:
         """The session's engine: the highest of its hashes with each (rendezvous), those just away last."""
@@ -274,6 +287,12 @@ def refusal(status: int, text: bytes, headers: Mapping[str, str]) -> EngineError
     if status == 404:
         return EngineFailed("the engine does not serve the model; see POLAR_PROXY_MODEL and POLAR_PROXY_ENGINE_URLS")
     return EngineFailed(f"the engine answered {status}")
+
+
+def _heard(task: asyncio.Task[Engine]) -> None:
+    """Takes an error that nobody waits for any more: whoever needs the engine next asks again."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _seconds(text: str | None) -> float | None:

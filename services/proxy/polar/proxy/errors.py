@@ -21,9 +21,13 @@ client was seen to treat a bare 429 as fatal. Messages name what to do and never
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from polar.schemas import Failure, FailureKind
+from polar.service.logs import get_logger
+
+log = get_logger(__name__)
 
 RETRY_AFTER_S = 1.0
 """Where nothing better is known."""
@@ -106,7 +110,7 @@ class ClientGone(ProxyError):
 
 class EngineError(ProxyError):
     status = 502
-    code = "engine_error"
+    code: str | None = "engine_error"
     kind = FailureKind.PROVIDER
 
 
@@ -133,3 +137,17 @@ class EngineFailed(EngineError):
 
 class EngineBroken(EngineError):
     code = "engine_protocol"
+
+
+def as_told(error: Exception) -> ProxyError:
+    """What a client is told of any error; one of ours as it is, a bug as such, which is logged.
+
+    Without the bug's text: messages of libraries quote what they were given.
+    """
+    if isinstance(error, ProxyError):
+        return error
+    # no exc_info either: pretty tracebacks show local variables, and read files from the loop
+    frames = [(frame.f_globals.get("__name__"), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    place = " > ".join(f"{module}:{line}" for module, line in frames[-6:])
+    log.error("request failed", error=type(error).__name__, place=place)
+    return ProxyError("The proxy failed; its log says why.", code="internal_error")

@@ -24,7 +24,7 @@ from .calls import Call, Reply
 from .capture import Bracket, Recorder
 from .dialects import Dialect, Limits, StreamEncoder, Told
 from .engine import Endpoint, Engines, cache_salt, request_body
-from .errors import ClientGone, EngineAway, EngineBroken, EngineError, Overloaded, ProxyError
+from .errors import BadRequest, ClientGone, EngineAway, EngineBroken, EngineError, Overloaded, ProxyError, as_told
 from .gate import Gate
 from .metrics import Metrics
 from .record import Facts, captured, hints, reply_room
@@ -105,7 +105,7 @@ class Generations:
         token = deps.sessions.admit(key)
         free = self._slots.take()
         try:
-            body = await request.read()
+            body = await self._body(request)
             call = dialect.parse(body, self._limits)
             if call.unknown:
                 deps.metrics.unknown_fields.labels(dialect.name).inc(call.unknown)
@@ -132,6 +132,13 @@ class Generations:
         )
         generation = _Generation(deps, request, dialect, token, call, sampling, endpoint, started, sha256(body))
         return await generation.run(free)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._deps.settings.body_timeout):
+                return await request.read()
+        except TimeoutError:
+            raise BadRequest("The request's body did not come in time.", status=408) from None
 
 
 class _Generation:
@@ -192,10 +199,11 @@ class _Generation:
                 return await out.end(encoder.deltas(rest) + encoder.finish(reply))
             except ClientGone:
                 return out.response
-            except ProxyError as error:
-                if not out.opened:
+            except Exception as error:
+                if await out.silent():
                     raise
-                return await out.end(encoder.error(error))
+                # a second answer cannot follow the first one's headers, so a bug ends here too
+                return await out.end(encoder.error(as_told(error)))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -219,12 +227,13 @@ class _Generation:
                 with self._deps.sessions.running(self._token):
                     await self._ask(encoder, out)
                 reply = self._answer.reply()
+                after = await self._version_after(reply)
             except (ProxyError, asyncio.CancelledError) as error:
                 self._keep_partial(bracket, error)
                 raise
             cut = next((choice.finish for choice in reply.choices if choice.finish in CUT), None)
             if cut is None or self._answer.sampled:
-                await self._capture(bracket, reply, complete=cut is None)
+                await self._capture(bracket, reply, after, complete=cut is None)
             if cut is not None:
                 raise EngineAway(f"the engine broke the generation off ({cut}); try again", retry_after=1.0)
         return reply
@@ -271,20 +280,24 @@ class _Generation:
                 if told:
                     await out.send(encoder.deltas(told))
 
-    async def _capture(self, bracket: Bracket, reply: Reply, *, complete: bool) -> None:
-        assert self._facts is not None
-        ended_ms = self._deps.clock.now_ms()
+    async def _version_after(self, reply: Reply) -> str | None:
+        """The engine's word on its weights after the call, where its answer does not tell."""
+        if self._before is None or all(choice.versions for choice in reply.choices):
+            return None
         try:
-            after = await self._endpoint.weight_version()
+            return await self._endpoint.weight_version()
         except EngineError:
-            after = None  # what it sampled is whole; only whose weights did it stays unknown
+            return None  # what it sampled is whole; only whose weights did it stays unknown
+
+    async def _capture(self, bracket: Bracket, reply: Reply, after: str | None, *, complete: bool) -> None:
+        assert self._facts is not None
         record = captured(
             self._facts,
             reply,
             before=self._before,
             after=after,
             first_token_ms=self._first_token_ms,
-            ended_ms=ended_ms,
+            ended_ms=self._deps.clock.now_ms(),
             complete=complete,
         )
         self._deps.metrics.tokens.inc(self._answer.sampled)

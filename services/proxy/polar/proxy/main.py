@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY
-
 from polar.schemas.topics import Service
 from polar.service.host import Host
 from polar.service.settings import PolarSettings
@@ -23,4 +21,4 @@ async def services(host: Host) -> list[ProxyService]:
     bus = await host.bus(Service.PROXY)
     secret = await host.secret()
     settings = ProxySettings()
-    return [ProxyService(settings, bus, secret, clock=host.clock, randomness=host.randomness, registry=REGISTRY)]
+    return [ProxyService(settings, bus, secret, clock=host.clock, randomness=host.randomness, registry=host.registry)]

@@ -47,7 +47,14 @@ class StreamedReply:
         self._every = keepalive_every
         self._lock = asyncio.Lock()
         self._said = clock.monotonic()
+        self._shut = False
         self._beats: asyncio.Task[None] | None = None
+
+    async def silent(self) -> bool:
+        """Whether the client has nothing yet; it gets nothing from here then, so that an error can be the answer."""
+        async with self._lock:
+            self._shut = not self.opened
+            return self._shut
 
     @property
     def opened(self) -> bool:
@@ -77,6 +84,8 @@ class StreamedReply:
         return self.response
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
+        if self._shut:
+            return
         try:
             if not self.response.prepared:
                 await self.response.prepare(self._request)

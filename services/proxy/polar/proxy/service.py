@@ -14,7 +14,6 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import aiohttp
-import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
@@ -22,6 +21,7 @@ from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 from polar.bus import Bus, BusError, Reader
 from polar.schemas import SessionControl
 from polar.service.clock import Clock, SystemClock
+from polar.service.logs import get_logger
 from polar.service.randomness import Randomness, SystemRandomness
 
 from .app import Routes
@@ -35,7 +35,7 @@ from .settings import ProxySettings
 
 CONTROL = "control"
 STOPPING = "The proxy is stopping; another replica takes calls."
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class ProxyService:
@@ -71,7 +71,8 @@ class ProxyService:
             capture_timeout=settings.capture_timeout,
             retry_for=settings.capture_retry_for,
         )
-        self.metrics = Metrics(registry or CollectorRegistry())
+        self.registry = registry or CollectorRegistry()
+        self.metrics = Metrics(self.registry)
         self.slots = Slots(settings.max_concurrent, self.metrics, settings.retry_after)
         self._bus = bus
         self._clock = clock
@@ -86,18 +87,24 @@ class ProxyService:
         """
         settings = self.settings
         async with AsyncExitStack() as stack:
-            connector = aiohttp.TCPConnector(limit=0)  # the slots are the limit
+            # no limit: the slots are it. Idle connections are dropped before vLLM does so, after 5 s: a POST that meets
+            # its closing would fail for nothing
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
             key = settings.engine_api_key
             headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
             http = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
             )
             engines = Engines(settings, http, self._clock)
+            stack.push_async_callback(engines.close)
             stack.push_async_callback(self.recorder.close, settings.drain_timeout)
             await stack.enter_async_context(self._site(engines))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow())
-                group.create_task(self._meet(engines))
+            meeting = asyncio.create_task(self._meet(engines))
+            try:
+                await self._follow()
+            finally:
+                meeting.cancel()
+                await asyncio.gather(meeting, return_exceptions=True)
 
     async def drain(self) -> None:
         """Take no more calls and wait for those that run, and for their ends, at most `drain_timeout`."""

@@ -17,7 +17,7 @@ class ProxySettings(PolarSettings):
     model_config = section_config("proxy")
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8710, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    port: int = Field(8100, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
 
     engine_urls: Annotated[list[str], NoDecode] = Field(
         ["http://127.0.0.1:8000/v1"],
@@ -53,6 +53,7 @@ class ProxySettings(PolarSettings):
     keepalive_every: float = Field(10.0, gt=0, description="Between keep-alives while nothing else is said.")
 
     max_body_bytes: int = Field(16 * 1024 * 1024, gt=0, description="Largest request body.")
+    body_timeout: float = Field(60.0, gt=0, description="Until a request's body has come; then 408.")
     max_concurrent: int = Field(1_024, gt=0, description="Calls at a time; more are answered 503 with Retry-After.")
     max_choices: int = Field(16, gt=0, description="Largest `n`.")
     max_sessions: int = Field(200_000, gt=0, description="Sessions that are remembered at a time.")

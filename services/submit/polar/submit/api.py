@@ -39,7 +39,7 @@ from .documents import (
     session_document,
     status_document,
     task_chunks,
-    task_document,
+    task_json,
     task_line,
 )
 from .errors import (
@@ -216,7 +216,7 @@ class Api:
             # it may have been accepted anew or forgotten meanwhile
             task = self._view.tasks.get(task_id, task)
         if not whole:
-            return _json(task_document(task))
+            return web.Response(body=await task_json(task), content_type="application/json")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         async for chunk in task_chunks(self._bus, task):

@@ -14,7 +14,6 @@ Nothing is produced: what is due follows from `results`, which the view reads ag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -29,10 +28,10 @@ from tenacity import (
 from yarl import URL
 
 from polar.bus import Bus, BusError, Record
-from polar.schemas import TaskRequest, to_json_bytes
+from polar.schemas import TaskRequest
 from polar.schemas.validation import Refused, parse
 
-from .documents import task_chunks, task_document
+from .documents import task_chunks, task_json
 from .metrics import SubmitMetrics
 from .sent import SentFile
 from .settings import SubmitSettings
@@ -124,16 +123,16 @@ class Callbacks:
         except BusError as error:
             self._ended("unknown", task.task_id, f"the task's record cannot be read: {error}")
         except CallbackRefused as error:
-            self._ended("refused", task.task_id, str(error))
             await self._note(task)
+            self._ended("refused", task.task_id, str(error))
         except CallbackFailed as error:
             self._ended("given_up", task.task_id, f"{error}; tried {self._settings.callback_attempts} times")
         except Exception:
             log.exception("a callback failed", task_id=task.task_id)
             self._metrics.callbacks.labels("given_up").inc()
         else:
-            self._ended("delivered", task.task_id, None)
             await self._note(task)
+            self._ended("delivered", task.task_id, None)
         finally:
             self._open -= 1
             self._wake.set()
@@ -184,7 +183,8 @@ class Callbacks:
         """One request. Returns where it was redirected to on the same host, None when it was taken."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": _key(task), "User-Agent": "polar"}
         # the body goes to the address in the task only: a redirect elsewhere could be anyone's
-        async with http.post(url, data=self._body(task), headers=headers, allow_redirects=False) as response:
+        body = task_chunks(self._bus, task) if self._settings.callback_trajectories else await task_json(task)
+        async with http.post(url, data=body, headers=headers, allow_redirects=False) as response:
             status = response.status
             if 200 <= status < 300:
                 return None
@@ -196,11 +196,6 @@ class Callbacks:
             if status in TRY_AGAIN or status >= 500:
                 raise CallbackFailed(f"{url.host} answered {status}")
             raise CallbackRefused(f"{url.host} answered {status}")
-
-    def _body(self, task: TaskEntry) -> bytes | AsyncIterator[bytes]:
-        if self._settings.callback_trajectories:
-            return task_chunks(self._bus, task)
-        return to_json_bytes(task_document(task))
 
     async def _note(self, task: TaskEntry) -> None:
         key = _key(task)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -87,7 +87,7 @@ class ViewFeed:
             allow_auto_create_topics=False,
             apply_types=False,
             graceful_timeout=5.0,
-            logger=logging.getLogger("polar.submit.view.faststream"),
+            logger=_Log(),
             log_level=logging.DEBUG,
         )
         places = [(full, number) for full, spec in self._topics.items() for number in range(settings.count(spec))]
@@ -111,8 +111,8 @@ class ViewFeed:
             decoder=_raw,
         )
         subscriber(self._take)
-        await broker.start()
         try:
+            await broker.start()
             consumer = subscriber.consumer
             assert consumer is not None
             for full, number in places:
@@ -183,6 +183,16 @@ class ViewFeed:
         for change in changes:
             for listener in self._listeners:
                 listener(change)
+
+
+class _Log:
+    """Takes FastStream's messages: what it calls a warning is of no use here, an error is ours to weigh."""
+
+    def log(self, level: int, msg: Any, /, *, exc_info: Any = None, extra: Mapping[str, Any] | None = None) -> None:
+        if level < logging.WARNING:
+            return  # a line or two per batch
+        told = f"{type(exc_info).__name__}: {exc_info}" if exc_info is not None else None
+        (log.warning if level >= logging.ERROR else log.debug)(f"FastStream: {msg}", error=told)
 
 
 class _NoConsumer:

@@ -64,7 +64,7 @@ class SubmitSettings(PolarSettings):
     dead_after_ticks: int = Field(
         15, ge=1, description="A node whose last beat is so many ticks of the scheduler old is shown as not alive."
     )
-    batch_records: int = Field(2_000, ge=1, description="Records the view takes from the log at a time.")
+    batch_records: int = Field(500, ge=1, description="Records the view takes from the log at a time.")
 
     # GET /events
     events_kept: int = Field(10_000, ge=0, description="Stage changes kept for watchers that come back.")

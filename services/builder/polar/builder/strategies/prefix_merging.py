@@ -101,7 +101,7 @@ class PrefixMerging:
                 chain_of[heir] = len(chains)
                 heir = heirs[heir]
             chains.append(Chain(links, node.label, mask_drift=self.config.on_drift == "mask"))
-        _say_why(nodes, chains, chain_of)
+        _say_why(material, nodes, chains, chain_of)
         return chains, set_aside
 
     def _tree(self, material: Material) -> list[_Node]:
@@ -199,12 +199,12 @@ class PrefixMerging:
         return None if kept is node else "sibling"
 
 
-def _say_why(nodes: list[_Node], chains: list[Chain], chain_of: dict[int, int]) -> None:
+def _say_why(material: Material, nodes: list[_Node], chains: list[Chain], chain_of: dict[int, int]) -> None:
     """Gives each chain that ended the reason for which the first later call did not go on with it."""
     for index, node in enumerate(nodes):
         if index not in chain_of or chains[chain_of[index]].links[0].sample is not node.sample:
             continue  # set aside, or goes on with its chain
-        for broke in _reasons(nodes, node):
+        for broke in _reasons(material, nodes, node):
             chain = chains[chain_of[broke.predecessor]] if broke.predecessor in chain_of else None
             if chain is None or chain is chains[chain_of[index]] or chain.links[-1].sample.index >= index:
                 continue  # it went on later: nothing broke it
@@ -215,7 +215,7 @@ def _say_why(nodes: list[_Node], chains: list[Chain], chain_of: dict[int, int]) 
                 break
 
 
-def _reasons(nodes: list[_Node], node: _Node) -> list[_Break]:
+def _reasons(material: Material, nodes: list[_Node], node: _Node) -> list[_Break]:
     found = [node.broke] if node.broke is not None else []
     if node.continues is not None:
         parent = nodes[node.continues.parent]
@@ -223,7 +223,11 @@ def _reasons(nodes: list[_Node], node: _Node) -> list[_Break]:
         if node.label is not parent.label:
             found.append(_Break(parent.sample.index, str(node.label)))
         elif not twin:
-            found.append(_Break(parent.sample.index, "forked"))
+            # where its messages go on from a later turn than its ids do, that turn's chain is the one that broke
+            later = _no_continuation(material, node.sample)
+            if later is None or later.predecessor <= parent.sample.index or later.reason == NEW_CONVERSATION:
+                later = _Break(parent.sample.index, "forked")
+            found.append(later)
     return found
 
 

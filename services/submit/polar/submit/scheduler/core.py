@@ -33,7 +33,7 @@ from polar.schemas import (
     TaskRequest,
     TaskState,
 )
-from polar.schemas.ids import derived, session_id
+from polar.schemas.ids import derived, id_problem, session_id
 from polar.schemas.tasks import DEFAULT_QUEUE_TTL
 from polar.schemas.validation import Limits, Refused, check, group_of
 
@@ -84,7 +84,9 @@ class Scheduler:
     def reject(self, ref: RecordRef, task_id: str | None, problems: list[Problem]) -> None:
         """Answer a record of `polar.tasks` that is not taken."""
         rejected = TaskRejected(task_id=task_id, answers=ref, problems=problems, at_ms=self.world.now_ms)
-        self.world.emit("stages", task_id, rejected, ref)
+        # what cannot be an id cannot be a key either
+        usable = task_id is not None and id_problem(task_id) is None
+        self.world.emit("stages", task_id if usable else derived("task", ref.partition, ref.offset), rejected, ref)
 
     def _accept(self, ref: RecordRef, request: TaskRequest, body_sha256: str, notices: list[Notice]) -> None:
         world, task_id = self.world, request.task_id
@@ -157,6 +159,7 @@ class Scheduler:
         world.put_group(replace(group, tasks=[*group.tasks, task_id]))
 
     def _accepted(self, state: TaskState, answers: RecordRef, made: list[str], notices: list[Notice]) -> None:
+        request = self.world.requests.get(state.task_id)  # gone once the task has finished
         self.world.emit(
             "stages",
             state.task_id,
@@ -169,6 +172,7 @@ class Scheduler:
                 at_ms=self.world.now_ms,
                 sessions=made,
                 warnings=notices,
+                harness=None if request is None else request.agent.harness or request.agent.import_path,
             ),
             answers,
         )

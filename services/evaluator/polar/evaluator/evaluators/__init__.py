@@ -1,0 +1,1 @@
+"""Evaluators. Each is one module, loaded by name through `polar.evaluator.registry`."""
