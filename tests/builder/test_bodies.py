@@ -1,4 +1,4 @@
-"""Memory for open sessions: bounded, spilled in order, gone when nobody needs it; and what the processor does with it."""
+"""Memory for open sessions: bounded, spilled in order, let go; and what the processor does with it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def array(values: list[int]) -> np.ndarray:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(ids, ids), max_size=12))
-def test_sequences_come_back_and_know_which_earlier_ones_they_begin_with(
+def test_sequences_come_back_and_know_what_they_begin_with(
     pairs: list[tuple[list[int], list[int]]],
 ) -> None:
     pool = TokenPool()

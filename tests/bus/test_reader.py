@@ -231,3 +231,24 @@ async def test_compaction_leaves_gaps_that_positions_step_over(bus: Bus) -> None
     found = [record async for record in reader.to_end()]
     assert found[-1].value == states[-1]
     assert await reader.caught_up()
+
+
+async def test_a_poll_that_is_cancelled_while_it_decodes_loses_nothing(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(bus, *range(12))
+    reader = await bus.reader(["nodes"])
+
+    async def interrupted(_: object) -> list[Record]:
+        await asyncio.sleep(3600)
+        return []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "_decoded", interrupted)
+        task = asyncio.create_task(reader.poll(timeout_s=5))
+        await until(lambda: reader.positions() == {("nodes", 0): 12})
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert reader.positions() == {("nodes", 0): 0}
+    assert await rest(reader) == list(range(12))

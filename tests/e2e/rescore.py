@@ -3,7 +3,7 @@
 Runs in an environment that has torch and transformers and nothing of Polar:
     python rescore.py MODEL_DIR < spans.json > scores.json
 Input: a list of {ids, spans: [[start, end], …]}; output: for each, the natural log-probabilities of the ids in its
-spans, at temperature 1.
+spans, at temperature 1, computed in float32 from the stored bfloat16 weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 
 def main() -> None:
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
     found = []
     with torch.inference_mode():
         for one in json.load(sys.stdin):

@@ -56,6 +56,8 @@ class Stack:
             "POLAR_SUBMIT_PORT": str(self.submit_port),
             "POLAR_PROXY_PORT": str(self.proxy_port),
             "POLAR_PROXY_ENGINE_URLS": engine_url,
+            # the scripted engine's log-probabilities know no temperature, so a self-test would call them raw
+            "POLAR_PROXY_LOGPROBS_MODE": "processed_logprobs",
             "POLAR_GATEWAY_PROXY_ADDRESS": f"127.0.0.1:{self.proxy_port}",
             "POLAR_GATEWAY_RUNTIME_API_PORT": str(self.gateway_port),
             "POLAR_SCHEDULER_FINAL_GRACE": "5",

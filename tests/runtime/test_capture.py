@@ -46,7 +46,9 @@ async def test_a_stream_that_stays_open_is_cut_after_the_grace():
     assert capture.truncated
     assert capture.stdout.value() == b"x\n"
     os.kill(int(capture.stderr.value()), 9)
-    await process.wait()
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert await process.stdout.read() + await process.stderr.read() == b""
 
 
 async def test_a_full_disk_ends_the_log_and_not_the_reading():

@@ -43,10 +43,10 @@ def wait_for(process: subprocess.Popen[str], word: str) -> None:
 
 
 def last_error(stderr: str) -> dict[str, str]:
-    errors = [found for line in stderr.splitlines() if (found := json.loads(line))["level"] == "error"]
+    lines: list[dict[str, str]] = [json.loads(line) for line in stderr.splitlines()]
+    errors = [line for line in lines if line["level"] == "error"]
     assert len(errors) == 1, stderr
-    found: dict[str, str] = errors[0]
-    return found
+    return errors[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -151,7 +151,6 @@ def test_a_signal_while_opening_stops_too() -> None:
         sys.exit(run_services(opened))
     """)
     wait_for(process, "opening")
-    process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 130

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import yaml
+from blockbuster import BlockingError
 from pydantic import Field, SecretStr, ValidationError
 
 from polar.bus import BusSettings
@@ -128,6 +129,11 @@ def test_a_secret_is_made_once_for_all_processes(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path], "no drafts are left"
     assert CommonSettings(state_dir=tmp_path / "state").secret() in found
+
+
+async def test_the_guard_of_this_suite_finds_code_that_blocks_the_loop(tmp_path: Path) -> None:
+    with pytest.raises(BlockingError):
+        CommonSettings(state_dir=tmp_path).secret()
 
 
 def test_a_damaged_secret_is_refused(tmp_path: Path) -> None:

@@ -85,8 +85,10 @@ class Broker:
         self._resources.callback(self.groups.close)
         self.transactions = Transactions(settings, self._database, self.topics, store, self._flusher, self._clock)
         await self.transactions.load()
-        self.maintenance = Maintenance(settings, self._database, self.topics, self.transactions, self._clock)
-        self.server = Server(settings)
+        self.maintenance = Maintenance(
+            settings, self._database, self.topics, self.transactions, self._clock, self._fail
+        )
+        self.server = Server(settings, self._fail)
         try:
             port = await self.server.listen(settings.host, settings.port)
         except OSError as error:

@@ -8,11 +8,11 @@ The tables belong to the modules named beside them.
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from polar.broker.errors import BrokerError
+from polar.broker.errors import BrokerError, StorageFailed
 
 __all__ = ["Database"]
 
@@ -56,7 +56,11 @@ CREATE TABLE transactions (id TEXT PRIMARY KEY, producer_id INTEGER NOT NULL, st
 
 
 class Database:
-    """One connection for the loop's thread. Raises `BrokerError` when the file cannot be used."""
+    """One connection for the loop's thread.
+
+    Raises `BrokerError` when the file cannot be opened, `StorageFailed` when it can no longer be written: memory
+    and disk may then differ, so the broker has to stop and start from the disk.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,14 +84,16 @@ class Database:
             ) from error
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, parameters).fetchall()
+        with _storage():
+            return self._connection.execute(sql, parameters).fetchall()
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
-        self._connection.execute(sql, parameters)
+        with _storage():
+            self._connection.execute(sql, parameters)
         self.dirty = True
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        with self.transaction():
+        with self.transaction(), _storage():
             self._connection.executemany(sql, rows)
 
     @contextmanager
@@ -96,13 +102,16 @@ class Database:
         if self._connection.in_transaction:
             yield
             return
-        self._connection.execute("BEGIN IMMEDIATE")
+        with _storage():
+            self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            with _storage():
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
+        with _storage():
+            self._connection.execute("COMMIT")
         self.dirty = True
 
     def get_meta(self, key: str) -> str | None:
@@ -116,12 +125,19 @@ class Database:
 
     def checkpoint(self) -> None:
         """Move the write-ahead log into the database file, so that it stays small. For a worker thread."""
-        connection = sqlite3.connect(self.path, isolation_level=None)
-        try:
+        with _storage(), closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        finally:
-            connection.close()
 
     def close(self) -> None:
         self._connection.close()
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StorageFailed(
+            f"the database failed: {error}. Free space or repair the disk, then start again."
+        ) from error

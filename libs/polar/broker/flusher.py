@@ -27,7 +27,7 @@ class Flusher:
         self._dirty: dict[PartitionLog, None] = {}
         self._next: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._synced_directories: set[Path] = set()
+        self._latest_file: dict[Path, str] = {}
 
     def mark(self, log: PartitionLog) -> None:
         """`log` was appended to."""
@@ -36,14 +36,21 @@ class Flusher:
 
     async def flush(self) -> None:
         """Wait until everything marked or committed so far is on disk. Raises `StorageFailed`."""
-        if not self.enabled:
-            return
+        if self.enabled:
+            await asyncio.shield(self._begin())
+
+    def flush_soon(self) -> None:
+        """Start a flush nobody waits for: what was written without acknowledgement has to be shown to readers too."""
+        if self.enabled:
+            self._begin()
+
+    def _begin(self) -> asyncio.Future[None]:
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         waiting = self._next
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
-        await asyncio.shield(waiting)
+        return waiting
 
     async def close(self) -> None:
         if self._task is not None:
@@ -80,11 +87,11 @@ class Flusher:
                 _fsync(path)
             except FileNotFoundError:
                 continue  # the topic or segment was deleted meanwhile
-            if path.parent not in self._synced_directories:
+            if self._latest_file.get(path.parent) != path.name:
                 # A new file is found again only once its directory is on disk as well.
-                _fsync(path.parent)
-                _fsync(path.parent.parent)
-                self._synced_directories.add(path.parent)
+                for directory in path.parents[:3]:
+                    _fsync(directory)
+                self._latest_file[path.parent] = path.name
 
 
 def _fsync(path: Path) -> None:

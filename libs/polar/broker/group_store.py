@@ -38,11 +38,12 @@ class GroupStore:
             known[name] = msgspec.msgpack.decode(state, type=SavedGroup)
         return known
 
-    def exists(self, group: str) -> bool:
-        rows = self._database.query(
-            "SELECT EXISTS (SELECT 1 FROM groups WHERE id=?) OR EXISTS (SELECT 1 FROM offsets WHERE group_id=?)",
-            (group, group),
-        )
+    def group(self, name: str) -> SavedGroup | None:
+        rows = self._database.query("SELECT state FROM groups WHERE id=?", (name,))
+        return msgspec.msgpack.decode(rows[0][0], type=SavedGroup) if rows else None
+
+    def has_offsets(self, group: str) -> bool:
+        rows = self._database.query("SELECT EXISTS (SELECT 1 FROM offsets WHERE group_id=?)", (group,))
         return bool(rows[0][0])
 
     def save(self, group: str, state: SavedGroup) -> None:

@@ -18,7 +18,7 @@ __all__ = ["Groups"]
 
 
 class Groups:
-    """Groups by id, made by the first join. For the event loop's thread."""
+    """Groups by id, made by the first join; one without members waits in the database. For the loop's thread."""
 
     def __init__(self, settings: BrokerSettings, store: GroupStore) -> None:
         self.store = store
@@ -30,7 +30,7 @@ class Groups:
         """Take up what was stable when the broker stopped."""
         now = self._now()
         for name, saved in self.store.groups().items():
-            if saved is not None:
+            if saved is not None and saved.members:
                 group = self._groups[name] = self._new(name)
                 group.restore(saved, now)
                 self._arm(group)
@@ -45,8 +45,14 @@ class Groups:
     def get(self, name: str) -> Group | None:
         """A group that exists; one that has only offsets is Empty."""
         group = self._groups.get(name)
-        if group is None and self.store.exists(name):
-            return self._new(name)
+        if group is not None:
+            return group
+        saved = self.store.group(name)
+        if saved is None and not self.store.has_offsets(name):
+            return None
+        group = self._new(name)
+        if saved is not None:
+            group.restore(saved, self._now())
         return group
 
     def names(self) -> list[str]:
@@ -57,11 +63,12 @@ class Groups:
         milliseconds = request.session_timeout * 1000
         if not self._settings.min_session_timeout_ms <= milliseconds <= self._settings.max_session_timeout_ms:
             raise KafkaError(ErrorCode.invalid_session_timeout)
-        group = self._groups.get(name)
+        group = self.get(name)
         if group is None:
             if request.member_id:
                 raise KafkaError(ErrorCode.unknown_member_id)
-            group = self._groups[name] = self._new(name)
+            group = self._new(name)
+        self._groups[name] = group
         with self._changing(group):
             return group.join(request, self._now())
 
@@ -92,7 +99,7 @@ class Groups:
         self, name: str, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
     ) -> None:
         """Whether a commit is in order; raises `KafkaError` when it is not."""
-        group = self._groups.get(name)
+        group = self.get(name)
         if group is None:
             if generation >= 0:
                 raise KafkaError(ErrorCode.illegal_generation)
@@ -116,7 +123,7 @@ class Groups:
 
     def _known(self, name: str) -> Group:
         self._check_name(name)
-        group = self._groups.get(name)
+        group = self.get(name)
         if group is None:
             raise KafkaError(ErrorCode.unknown_member_id)
         return group
@@ -152,8 +159,8 @@ class Groups:
             if timer is not None:
                 timer.cancel()
                 del self._timers[group.id]
-            if group.state is State.EMPTY and not group.generation:
-                # Nobody ever joined (a refused first join): nothing to remember.
+            if group.state is State.EMPTY:
+                # Nobody is in: its generation waits in the database, if it ever had one.
                 self._groups.pop(group.id, None)
             return
         if timer is not None:

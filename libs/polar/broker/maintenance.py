@@ -24,6 +24,9 @@ __all__ = ["Maintenance"]
 
 logger = logging.getLogger(__name__)
 
+RETRY_S = 1.0
+"""Between two attempts to complete a transaction whose markers could not be written."""
+
 
 class Maintenance:
     """Owns two tasks: the rounds, and the clock of open transactions."""
@@ -35,12 +38,14 @@ class Maintenance:
         topics: Topics,
         transactions: Transactions,
         clock: Callable[[], int],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._settings = settings
         self._database = database
         self._topics = topics
         self._transactions = transactions
         self._clock = clock
+        self._failed = failed
         self._garbage: list[Path] = []
         self._transaction_began = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -48,6 +53,14 @@ class Maintenance:
     def start(self, server: Server) -> None:
         self._garbage += self._topics.garbage()
         self._tasks = [asyncio.create_task(self._rounds(server)), asyncio.create_task(self._watch_transactions())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Without housekeeping or time-outs the broker would go wrong slowly; better it stops and says why.
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -98,10 +111,13 @@ class Maintenance:
             self._transaction_began.clear()
             deadline = self._transactions.next_deadline_ms
             left = None if deadline is None else max(0, deadline - self._clock()) / 1000
+            if self._transactions.has_unfinished:
+                left = RETRY_S if left is None else min(left, RETRY_S)
             try:
                 # A transaction that begins may have the next deadline, so it ends the wait.
                 await asyncio.wait_for(self._transaction_began.wait(), left)
             except TimeoutError:
+                await self._transactions.finish_unfinished()
                 await self._transactions.abort_overdue()
 
 

@@ -7,7 +7,7 @@ whole before it went away is still handled. Knows frames, not what they mean.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from polar.broker.errors import ErrorCode, StorageFailed
@@ -146,8 +146,8 @@ class Connection(asyncio.Protocol):
                     return
         except (CloseConnection, MalformedRequest) as error:
             logger.warning("%s: closed, %s", self._host, error)
-        except StorageFailed:
-            return  # the broker is stopping and has said why
+        except StorageFailed as error:
+            self._server.failed(error)
         except asyncio.CancelledError:
             if not self._server.is_closing:
                 raise
@@ -203,12 +203,13 @@ class Connection(asyncio.Protocol):
 
 
 class Server:
-    """Listens, and holds the connections within their limits."""
+    """Listens, and holds the connections within their limits. `failed` is told when the disk fails."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, failed: Callable[[BaseException], None]) -> None:
         self.settings = settings
         self.apis: Mapping[int, Api] = {}
         """Set before `accept`: handlers know the port, which `listen` finds."""
+        self.failed = failed
         self.budget = ByteBudget(settings.max_inflight_bytes)
         self.is_closing = False
         self._connections: set[Connection] = set()

@@ -10,6 +10,7 @@ its producer fenced. The decision is durable before the first marker, the marker
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 
 import msgspec
@@ -83,6 +84,7 @@ class Transactions:
         self._clock = clock
         self._transactions: dict[str, Transaction] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._unfinished: set[str] = set()
         self._next_id = self._id_block_end = int(database.get_meta("producer_ids") or 0)
 
     async def load(self) -> None:
@@ -206,7 +208,19 @@ class Transactions:
         for transaction in self.all():
             if _is_open(transaction) and transaction.started_ms + transaction.timeout_ms <= now:
                 transaction.epoch += 1
-                await self._end(transaction, commit=False)
+                with suppress(KafkaError):  # it is unfinished then, and tried again
+                    await self._end(transaction, commit=False)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether an end was decided whose markers could not be written (a full disk)."""
+        return bool(self._unfinished)
+
+    async def finish_unfinished(self) -> None:
+        """Try again to carry out what was decided."""
+        for name in self._unfinished - self._ending.keys():
+            with suppress(KafkaError):
+                await self._finish(self._transactions[name], redo=True)
 
     def _current(self, transactional_id: str, producer: ProducerIdentity) -> Transaction:
         transaction = self._transactions.get(transactional_id)
@@ -236,6 +250,7 @@ class Transactions:
         await asyncio.shield(task)
 
     async def _finish(self, transaction: Transaction, *, redo: bool = False) -> None:
+        self._unfinished.add(transaction.id)
         await self._flusher.flush()
         commit = transaction.state is TransactionState.PREPARE_COMMIT
         for name, partition in sorted(transaction.partitions):
@@ -254,6 +269,7 @@ class Transactions:
             transaction.partitions.clear()
             transaction.groups.clear()
             self._save(transaction)
+        self._unfinished.discard(transaction.id)
         await self._flusher.flush()
 
     def _save(self, transaction: Transaction) -> None:

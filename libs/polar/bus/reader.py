@@ -112,7 +112,12 @@ class Reader:
             self._moved_at = self._clock.monotonic()
         elif self._clock.monotonic() - self._moved_at > self._clients.settings.stuck_after_s:
             await self._watch()
-        return await self._decoded(found)
+        try:
+            return await self._decoded(found)
+        except asyncio.CancelledError:
+            for where, messages in found.items():  # not handed out: the next poll gives them
+                self.seek(self._names[where.topic], where.partition, messages[0].offset)
+            raise
 
     async def caught_up(self) -> bool:
         """Whether everything up to the ends at this moment (committed: the last stable offsets) has been handed out.
@@ -166,13 +171,6 @@ class Reader:
         self._pending = deque(kept)
         if self._consumer is not None:
             self._consumer.seek(where, offset)
-
-    async def log_starts(self) -> dict[tuple[str, int], int]:
-        """The first offset that the log still has, by topic (without prefix) and partition."""
-        consumer = await self._any_consumer()
-        with translated("asking for the start of the log"):
-            found = await consumer.beginning_offsets(self._all)
-        return {(self._names[one.topic], one.partition): offset for one, offset in found.items()}
 
     async def close(self) -> None:
         self.closed = True

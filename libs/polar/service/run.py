@@ -2,7 +2,8 @@
 
 A service is an object with `async def run(self)`, which works until cancelled, and perhaps `async def drain(self)`,
 which finishes what it has and takes nothing new. The first SIGTERM or SIGINT drains, within `shutdown_grace_s`; the
-second stops at once. A service that ends or fails stops the process: non-zero, with one clear line.
+second, or the first while services are still being opened, stops at once. A service that ends or fails stops the
+process: non-zero, with one clear line.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ async def _main(services: Sequence[Service] | Callable[[], Opened], grace_s: flo
         opening = asyncio.create_task(_serve_opened(services, stopping, grace_s))
         now = asyncio.create_task(stopping.now.wait())
         try:
-            # a signal while still opening (a broker that does not answer) stops too
             await asyncio.wait([opening, now], return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 opening.cancel()
@@ -82,6 +82,7 @@ async def _serve_opened(
     services: Sequence[Service] | Callable[[], Opened], stopping: _Stopping, grace_s: float
 ) -> None:
     async with _opened(services) as found:
+        stopping.serving = True
         await serve(found, stop=stopping.asked, grace_s=grace_s)
 
 
@@ -172,6 +173,7 @@ class _Stopping:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.now = asyncio.Event()
+        self.serving = False
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -185,8 +187,8 @@ class _Stopping:
                 loop.remove_signal_handler(number)
 
     def _got(self, number: int) -> None:
-        if self.asked.is_set():
-            self.now.set()
+        if self.asked.is_set() or not self.serving:
+            self.now.set()  # nothing runs yet that could be drained
             return
         _log.info("stopping; once more to stop at once", signal=signal.Signals(number).name)
         self.asked.set()

@@ -59,6 +59,7 @@ class RecordHandlers:
         if request.acks == 0:
             if failed is not None:
                 raise CloseConnection(f"a write without acknowledgement failed: {failed}")
+            self._parts.flusher.flush_soon()
             return None
         await self._parts.flusher.flush()
         return {"responses": responses}
