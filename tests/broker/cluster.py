@@ -50,9 +50,12 @@ class Cluster:
         self._admin: AIOKafkaAdminClient | None = None
 
     async def close(self, *, keep_topics: bool = False) -> None:
-        if not keep_topics and self._topics and self._admin is not None:
-            await self._admin.delete_topics(self._topics)
+        # Clients first: a group whose topics go away under it may be slow to stop.
         await self._stack.aclose()
+        if self._admin is not None:
+            if not keep_topics and self._topics:
+                await self._admin.delete_topics(self._topics)
+            await self._admin.close()
 
     def name(self, kind: str = "t") -> str:
         """A name nobody else uses."""
@@ -62,7 +65,6 @@ class Cluster:
         if self._admin is None:
             self._admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
             await self._admin.start()
-            self._stack.push_async_callback(self._admin.close)
         return self._admin
 
     async def topic(self, partitions: int = 1, name: str | None = None, **configs: object) -> str:
@@ -74,11 +76,18 @@ class Cluster:
         assert [error[1] for error in response.topic_errors] == [0], response
         self._topics.append(name)
 
-        async def is_known() -> bool:
-            (found,) = await admin.describe_topics([name])
-            return found["error_code"] == 0 and len(found["partitions"]) == partitions
+        raw = await self.raw()
+        v7 = structs(2, 7)
+        asked = tuple(v7.ListOffsetsPartition(partition_index=each, timestamp=-1) for each in range(partitions))
 
-        await until(is_known)
+        async def has_leaders() -> bool:
+            # Apache Kafka answers that a topic is there a moment before its partitions can be written to.
+            response = await raw.call(
+                2, 7, replica_id=-1, isolation_level=0, topics=(v7.ListOffsetsTopic(name=name, partitions=asked),)
+            )
+            return all(each.error_code == 0 for each in response.topics[0].partitions)
+
+        await until(has_leaders)
         return name
 
     async def set_configs(self, topic: str, **configs: object) -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from polar.runtime.local.cgroups import Controllers, LimitGroups, Limits, detect, own_groups, settings_v1, settings_v2
+from polar.runtime.local.cgroups import (
+    Controllers,
+    LimitGroups,
+    Limits,
+    detect,
+    own_groups,
+    settings_v1,
+    settings_v2,
+    sweep,
+)
 
 V1_MOUNTS = """\
 30 25 0:26 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -73,3 +83,13 @@ def test_version_2_groups_share_one_folder_and_count_kills(tmp_path):
 def test_a_group_without_its_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         LimitGroups.make(Controllers(2, {"pids": tmp_path}), "b", Limits(pids=5))
+
+
+def test_only_old_and_empty_groups_are_swept(tmp_path):
+    for name in ("polar-old", "polar-busy", "polar-new", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "polar-busy" / "child").mkdir()
+    for name in ("polar-old", "polar-busy", "other"):
+        os.utime(tmp_path / name, (0, 0))
+    sweep(Controllers(1, {"memory": tmp_path, "pids": tmp_path}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "polar-busy", "polar-new"]

@@ -231,6 +231,17 @@ async def test_many_commands_at_once_in_one_box(box):
     assert [outcome.stdout for outcome in outcomes] == [b"%d\n%d" % (n, n) for n in range(12)]
 
 
+async def test_commands_leave_no_handles_and_no_tasks(box):
+    await box.exec("true")
+    handles, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    for timeout in (None, 0.01, 0.05):
+        await asyncio.gather(*(box.exec("sleep 0.1", stdin=b"x" * 100_000, timeout=timeout) for _ in range(5)))
+    with pytest.raises(BoxStartFailed):
+        await box.exec("true", cwd=f"{box.session_dir}/nowhere")
+    assert len(os.listdir("/proc/self/fd")) <= handles
+    assert len(asyncio.all_tasks()) == tasks
+
+
 # Endings
 
 

@@ -33,11 +33,12 @@ class Host:
         *,
         clock: Clock | None = None,
         randomness: Randomness | None = None,
+        registry: CollectorRegistry | None = None,
     ) -> None:
+        """`registry`: where the metrics of all its services go; one of its own where absent."""
         self.common = common
         self.kafka = kafka
-        self.registry = CollectorRegistry()
-        """All metrics of the process."""
+        self.registry = registry or CollectorRegistry()
         self.clock = clock or SystemClock()
         self.randomness = randomness or SystemRandomness()
         self._stack = stack

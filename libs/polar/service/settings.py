@@ -118,6 +118,10 @@ class CommonSettings(PolarSettings):
     shutdown_grace_s: float = Field(
         20.0, ge=0, description="Seconds that services get to finish what they have after the first SIGTERM or SIGINT."
     )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port for /health, /ready and /metrics of this process; unset: none."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address that metrics_port listens on.")
 
     @field_validator("token_secret")
     @classmethod
@@ -186,6 +190,11 @@ def unknown_variables(environ: Mapping[str, str], *kinds: type[PolarSettings]) -
         if name.startswith(prefixes) and name.split("__")[0] not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
             found.append(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+        elif name.startswith("POLAR_") and name not in known:
+            # of another section, of a program of its own, or misspelt: only the last has a near name
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)
+            if near:
+                found.append(f"{name} is no setting; did you mean {near[0]}?")
     return found
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 PERIOD_US = 100_000  # the kernel's default period for a share of the processors
 MIB = 1 << 20
+LEFT_OVER = 86_400.0  # seconds without use after which an empty group is taken for forgotten
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,18 @@ def detect(parent: Path | None = None) -> Controllers | None:
     files = settings_v2(trial)
     usable = {name: base for name in files if _try_group(base, files[name])}
     return Controllers(2, usable) if usable else None
+
+
+def sweep(controllers: Controllers) -> None:
+    """Delete empty groups whose boxes nobody has used for a day: their folders went without `destroy`.
+
+    An idle box that is hit gets its groups again with its next command; a group with processes is never deleted.
+    """
+    for parent in set(controllers.parents.values()):
+        for group in parent.glob("polar-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - group.stat().st_mtime > LEFT_OVER:
+                    group.rmdir()
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class LocalRuntime:
     async def probe(self) -> Probe:
         """Make a box, run a command in it behind a door, and see what it says."""
         self._controllers = await asyncio.to_thread(cgroups.detect, self._settings.cgroup_parent)
+        if self._controllers is not None:
+            await asyncio.to_thread(cgroups.sweep, self._controllers)
         self._shell = "/bin/bash" if await asyncio.to_thread(os.path.exists, "/bin/bash") else "/bin/sh"
         reasons = []
         for path in await asyncio.to_thread(bubblewrap.candidates, self._settings.bwrap):
