@@ -119,7 +119,7 @@ async def test_every_process_killed_in_the_middle(tmp_path: Path, bootstrap: str
                 # so many more calls from kill to kill, so that each falls into the work
                 done = slow_engine.stats.finished + chooser.randint(4, 9)
                 async with asyncio.timeout(90):
-                    await slow_engine.until(lambda stats, done=done: stats.finished >= done)  # type: ignore[misc]
+                    await slow_engine.until(lambda stats, done=done: stats.finished >= done, timeout=90)  # type: ignore[misc]
                 stack.kill(name, signal.SIGKILL)
                 stack.start(name)
             trajectories = await all_ended(client, accepted.task_id, stack)
@@ -151,7 +151,7 @@ async def test_the_broker_killed_in_the_middle(tmp_path: Path, slow_engine: Scri
         async with PolarClient(stack.bus_settings()) as client:
             accepted = await client.submit(fifty(tmp_path))
             async with asyncio.timeout(90):
-                await slow_engine.until(lambda stats: stats.finished >= 20)
+                await slow_engine.until(lambda stats: stats.finished >= 20, timeout=90)
             await asyncio.to_thread(signal_kafka, Path(folder), signal.SIGKILL)
             await asyncio.to_thread(start_kafka)
             trajectories = await all_ended(client, accepted.task_id, stack)

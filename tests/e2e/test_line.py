@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -91,7 +92,7 @@ async def test_polar_run_gives_a_group_with_rewards_and_every_sampled_token(
         "run", "--samples", "8", "--check", "test -s answer.txt", "--", "python3", "agent.py", cwd=tmp_path
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr + stack.tails()
-    assert "rewards and advantages" in ran.stdout
+    assert "mean reward 1.00" in ran.stdout
     async with PolarClient(stack.bus_settings()) as client:
         events = [event async for event in client.trajectories(follow=False)]
     trajectories = [one for one in events if isinstance(one, Trajectory)]
@@ -160,6 +161,38 @@ async def test_a_plain_kafka_client_publishes_json_and_reads_the_trajectory(stac
     assert isinstance(group, GroupClosed), stack.tails()
     assert [one.reward for one in trajectories] == [0.25, 0.25]
     assert len({one.session_id for one in trajectories}) == 2
+
+
+async def test_kcat_publishes_a_task_and_its_trajectories_come(stack: Stack, tmp_path: Path) -> None:
+    kcat = shutil.which("kcat")
+    if kcat is None:
+        pytest.skip("needs kcat")
+    body = json.dumps(
+        {
+            "task_id": "by-kcat",
+            "instruction": "do it",
+            "agent": {"harness": "shell", "custom_shell": {"command": "python3 agent.py"}},
+            "runtime": {
+                "prepare": [
+                    {
+                        "type": "upload_file",
+                        "target": "/polar/session/workspace/agent.py",
+                        "content": calling(tmp_path),
+                    }
+                ]
+            },
+        }
+    )
+    address = ["-b", stack.env["POLAR_KAFKA_BOOTSTRAP"], "-t", f"{stack.prefix}tasks"]
+    asked = await asyncio.create_subprocess_exec(kcat, "-P", *address, "-k", "by-kcat", stdin=asyncio.subprocess.PIPE)
+    await asked.communicate(body.encode())
+    assert asked.returncode == 0
+    async with PolarClient(stack.bus_settings()) as client, asyncio.timeout(60):
+        async for event in client.trajectories(task_ids={"by-kcat"}):
+            if isinstance(event, GroupClosed):
+                break
+            assert event.status is Status.COMPLETED
+            assert event.reward == 1.0
 
 
 async def test_each_way_a_harness_fails_ends_in_its_kind_with_its_last_output(stack: Stack, tmp_path: Path) -> None:
@@ -248,7 +281,7 @@ threads = [threading.Thread(target=call, args=("hang %d" % i,)) for i in range(2
     assert len(one.set_aside) == 2, one.set_aside
     assert one.reward == 0.0  # session_completed grades a timeout: 0
     assert group.selection == [one.session_id]
-    await engine.until(lambda stats: stats.running == 0)
+    await engine.until(lambda stats: stats.running == 0, timeout=60)
 
 
 async def test_a_session_whose_gateway_dies_runs_again_elsewhere(
@@ -264,7 +297,7 @@ async def test_a_session_whose_gateway_dies_runs_again_elsewhere(
     async with PolarClient(stack.bus_settings()) as client:
         request = task(calling(tmp_path))
         accepted = await client.submit(request)
-        await engine.until(lambda stats: stats.running == 1)
+        await engine.until(lambda stats: stats.running == 1, timeout=60)
         stack.kill("first")
         stack.start(
             "second",
@@ -299,7 +332,7 @@ async def test_a_group_of_eight_with_one_infrastructure_failure(
     await asyncio.to_thread(stack.wait_ready)
     async with PolarClient(stack.bus_settings()) as client:
         accepted = await client.submit(task(calling(tmp_path), num_samples=8, max_attempts=1))
-        await engine.until(lambda stats: stats.running == 1)
+        await engine.until(lambda stats: stats.running == 1, timeout=60)
         stack.kill("doomed")
         stack.start(
             "sound",

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import typer
 from pydantic import ValidationError
@@ -56,11 +56,12 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def plain_table(*columns: tuple[str, str], title: str | None = None) -> Table:
-    """A table without rules, which fits 80 columns; `columns`: name and `left` or `right`."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def plain_table(*columns: tuple[str, Literal["left", "right", "id"]], gap: int = 2) -> Table:
+    """A table without rules. `columns`: name and `left`, `right` or `id`, which is never broken, as people copy it."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for name, side in columns:
-        table.add_column(name, justify=side, header_style="dim", overflow="fold")  # type: ignore[arg-type]
+        justify: Literal["left", "right"] = "right" if side == "right" else "left"
+        table.add_column(name, justify=justify, header_style="dim", overflow="fold", no_wrap=side == "id")
     return table
 
 
@@ -155,7 +156,7 @@ def run_async(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
             names = ", ".join(one.topic for one in error.problems[:3])
             fail(f"{len(error.problems)} topics are missing: {names}, …", hint=hint)
         lines = [(one.topic, f"{one.setting} is {one.found}, wanted {one.wanted}") for one in error.problems]
-        fail_with("topics are not as the POLAR_KAFKA_ settings say; make the two agree", lines, code=1)
+        fail_with("topics are not as this version and its POLAR_KAFKA_ settings need them", lines, code=1)
     except DecodeError as error:
         fail(f"a record cannot be read: {error}", hint="it may come from another version of Polar")
     except (NoAnswer, BusError) as error:

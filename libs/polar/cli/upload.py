@@ -24,10 +24,8 @@ MOST_FILES = 2_000
 MOST_BYTES = 256 * 1024 * 1024
 COMMAND_BYTES = 32 * 1024
 """Of one `chmod`; Linux takes 128 KiB."""
-LEFT_OUT = frozenset(
-    (".git", ".hg", ".svn", ".polar", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache")
-    + (".pytest_cache", ".tox", ".DS_Store")
-)
+CACHES = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox")
+LEFT_OUT = frozenset((".git", ".hg", ".svn", ".polar", ".venv", "venv", "node_modules", *CACHES))
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt", "/nix", "/snap", "/proc", "/sys", "/dev")
 
 
@@ -48,7 +46,9 @@ def argument_files(command: list[str]) -> tuple[list[str], dict[str, Path]]:
     rewritten: list[str] = []
     for i, word in enumerate(command):
         checked(word, "the command")
-        option, separator, value = word.partition("=") if word.startswith("-") and i > 0 else ("", "", word)
+        option, separator, value = (
+            word.partition("=") if i > 0 and word.startswith("-") and "=" in word else ("", "", word)
+        )
         path = Path(value)
         if (i == 0 and "/" not in word) or not _is_file(path) or _installed(path):
             rewritten.append(word)
@@ -185,10 +185,14 @@ def _is_folder(path: Path) -> bool:
 
 def _installed(path: Path) -> bool:
     """Whether a file belongs to the system or to a Python environment rather than to the user's work."""
-    whole = Path(os.path.abspath(path))
-    if any(whole.is_relative_to(folder) for folder in (*SYSTEM, sys.prefix, sys.base_prefix)):
-        return True
-    return any((folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir() for folder in whole.parents)
+    whole, here = Path(os.path.abspath(path)), Path.cwd()
+    if whole.is_relative_to(here):
+        above = [folder for folder in whole.parents if folder.is_relative_to(here) and folder != here]
+    else:
+        above = list(whole.parents)
+        if any(whole.is_relative_to(folder) for folder in (*SYSTEM, sys.prefix, sys.base_prefix)):
+            return True
+    return any((folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir() for folder in above)
 
 
 def _chunks(words: list[str]) -> Iterator[str]:

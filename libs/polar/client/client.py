@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 from msgspec.structs import replace
 
 from polar.bus import Bus, BusSettings, Out, Reader, Record
+from polar.bus.errors import TopicsWrong
 from polar.bus.reader import Start
 from polar.schemas import (
     CancelRequest,
@@ -79,11 +80,11 @@ class SchedulerState(NamedTuple):
 class PolarClient:
     """An async context manager around one connection to the log.
 
-    Entering it checks that the topics are as these settings say: a wrong number of partitions would hide records.
+    Entering it checks that the topics have the partitions that these settings say: a wrong number would hide records.
 
     Raises (on entering):
         BrokerUnavailable: no broker answers.
-        TopicsWrong: topics are missing, or set otherwise than the settings say.
+        TopicsWrong: topics are missing, or have another number of partitions.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class PolarClient:
     async def __aenter__(self) -> Self:
         await self.bus.__aenter__()
         try:
-            await self.bus.check_topics()
+            await self._check_topics()
         except BaseException:
             await self.bus.close()
             raise
@@ -106,6 +107,15 @@ class PolarClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.bus.__aexit__(kind, error, trace)
+
+    async def _check_topics(self) -> None:
+        try:
+            await self.bus.check_topics()
+        except TopicsWrong as error:
+            # how long records are kept is the operator's business
+            hiding = [one for one in error.problems if one.setting in ("topic", "partitions")]
+            if hiding:
+                raise TopicsWrong(hiding) from None
 
     def new_id(self) -> str:
         """A UUIDv7."""
@@ -151,7 +161,7 @@ class PolarClient:
         """Each report on the task's sessions as it comes, and at last the task's result.
 
         Args:
-            since_ms: when to start on the log, in ms since the epoch: before the task was accepted. None: the beginning.
+            since_ms: when to start on the log, in ms since the epoch: before the acceptance. None: the beginning.
         """
         reader = await self.bus.reader(["stages", "results"], start="earliest" if since_ms is None else since_ms)
         try:
