@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
-from aiokafka.errors import KafkaError, ProducerFenced
 
 from polar.broker import BrokerProcess, spawn
 from tests.broker.cluster import Cluster, batch_of, ends, take, until
 from tests.broker.test_groups import RawMember
 from tests.broker.test_records import fetch_of
-from tests.broker.test_topics import configs_of
 
 
 @pytest.fixture(params=[(), ("--fsync",)], ids=["plain", "fsync"])
@@ -43,85 +41,6 @@ async def restart(broker: BrokerProcess, how: str) -> None:
     await broker.start()
 
 
-@pytest.mark.parametrize("how", ["sigterm", "sigkill"])
-async def test_a_restart_keeps_records_offsets_configs_and_groups(
-    broker: BrokerProcess, own: Cluster, how: str
-) -> None:
-    topic, group = await own.topic(2, retention_ms=777), "g"
-    producer = await own.producer()
-    for index in range(20):
-        await producer.send_and_wait(topic, b"%d" % index, partition=index % 2)
-    member = RawMember(own, group, topic)
-    await member.join()
-    await member.sync()
-    assert await member.commit(5, "note") == "none"
-    generation = member.generation
-    await restart(broker, how)
-    fresh = Cluster(broker.bootstrap, is_kafka=False)
-    records = await fresh.read(topic, 20)
-    assert sorted(int(record.value) for record in records) == list(range(20))
-    assert (await configs_of(fresh, topic))["retention.ms"] == "777"
-    admin = await fresh.admin()
-    committed = (await admin.list_consumer_group_offsets(group))[TopicPartition(topic, 0)]
-    assert (committed.offset, committed.metadata) == (5, "note")
-    again = RawMember(fresh, group, topic)
-    again.member_id, again.generation = member.member_id, generation
-    assert await again.heartbeat() == "none", "a member of a stable generation goes on after the restart"
-    assert await again.commit(6) == "none"
-    await fresh.close(keep_topics=True)
-
-
-@pytest.mark.parametrize("how", ["sigterm", "sigkill"])
-async def test_a_restart_remembers_producers_and_open_transactions(
-    broker: BrokerProcess, own: Cluster, how: str
-) -> None:
-    topic = await own.topic()
-    raw = await own.raw()
-    producer = await raw.new_producer()
-    batch = batch_of(b"once", producer=producer, sequence=0)
-    assert (await raw.produce(topic, batch)).base_offset == 0
-    transactional = await own.producer(transactional_id="x", transaction_timeout_ms=30_000)
-    async with transactional.transaction():
-        await transactional.send_and_wait(topic, b"committed")
-    await transactional.begin_transaction()
-    await transactional.send_and_wait(topic, b"aborted")
-    await transactional.abort_transaction()
-    await transactional.begin_transaction()
-    await transactional.send_and_wait(topic, b"open")
-    await restart(broker, how)
-    fresh = Cluster(broker.bootstrap, is_kafka=False)
-    raw = await fresh.raw()
-    again = await raw.produce(topic, batch)
-    assert (again.error_code.name, again.base_offset) == ("none", 0)
-    refused = await raw.produce(topic, batch_of(b"gap", producer=producer, sequence=5))
-    assert refused.error_code.name == "out_of_order_sequence_number"
-    records = await fresh.read(topic, 2, isolation_level="read_committed")
-    assert [record.value for record in records] == [b"once", b"committed"]
-    successor = await fresh.producer(transactional_id="x")
-    async with successor.transaction():
-        await successor.send_and_wait(topic, b"successor")
-    records = await fresh.read(topic, 3, isolation_level="read_committed")
-    assert [record.value for record in records] == [b"once", b"committed", b"successor"]
-    with pytest.raises((ProducerFenced, KafkaError)):
-        await transactional.commit_transaction()
-    await fresh.close(keep_topics=True)
-
-
-async def test_a_transaction_goes_on_over_a_kill(broker: BrokerProcess, own: Cluster) -> None:
-    topic = await own.topic()
-    producer = await own.producer(transactional_id="x")
-    await producer.begin_transaction()
-    await producer.send_and_wait(topic, b"before")
-    await restart(broker, "sigkill")
-    await producer.send_and_wait(topic, b"after")
-    await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 9}, "g")
-    await producer.commit_transaction()
-    records = await own.read(topic, 2, isolation_level="read_committed")
-    assert [record.value for record in records] == [b"before", b"after"]
-    admin = await own.admin()
-    assert (await admin.list_consumer_group_offsets("g"))[TopicPartition(topic, 0)].offset == 9
-
-
 async def test_a_clean_stop_answers_who_waits_and_is_quick(broker: BrokerProcess, own: Cluster) -> None:
     topic = await own.topic()
     raw = await own.raw()
@@ -140,60 +59,6 @@ async def test_a_clean_stop_answers_who_waits_and_is_quick(broker: BrokerProcess
     assert time.monotonic() - start < 3
     assert (await raw.receive(1, 11)).error_code.name == "none"
     assert await joining == "coordinator_not_available"
-
-
-async def test_live_clients_lose_nothing_acknowledged_while_the_broker_is_bounced(
-    broker: BrokerProcess, own: Cluster
-) -> None:
-    topic = await own.topic(3)
-    acknowledged: list[int] = []
-    seen: list[int] = []
-    stopping, produced = asyncio.Event(), asyncio.Event()
-
-    async def produce() -> None:
-        producer = AIOKafkaProducer(
-            bootstrap_servers=broker.bootstrap, enable_idempotence=True, linger_ms=2, request_timeout_ms=20_000
-        )
-        await producer.start()
-        number = 0
-        while not stopping.is_set():
-            numbers = range(number, number + 10)
-            sends = [await producer.send(topic, b"%d" % each) for each in numbers]
-            for each, result in zip(numbers, await asyncio.gather(*sends, return_exceptions=True), strict=True):
-                if not isinstance(result, BaseException):
-                    acknowledged.append(each)
-            number += 10
-            await asyncio.sleep(0.005)
-        await producer.stop()
-
-    async def consume() -> None:
-        consumer = AIOKafkaConsumer(
-            topic, bootstrap_servers=broker.bootstrap, group_id="g", auto_offset_reset="earliest",
-            enable_auto_commit=False,
-        )  # fmt: skip
-        await consumer.start()
-        while not (produced.is_set() and set(seen) >= set(acknowledged)):
-            for batch in (await consumer.getmany(timeout_ms=100)).values():
-                seen.extend(int(record.value) for record in batch)
-        await consumer.stop()
-
-    producing, consuming = asyncio.create_task(produce()), asyncio.create_task(consume())
-    for how in ("sigkill", "sigterm", "sigkill"):
-        before = len(acknowledged)
-
-        async def has_progress(before: int = before) -> bool:
-            return len(acknowledged) > before + 100
-
-        await until(has_progress, 30)
-        await restart(broker, how)
-    before = len(acknowledged)
-    await until(has_progress, 30)
-    stopping.set()
-    await producing
-    produced.set()
-    await asyncio.wait_for(consuming, 30)
-    assert set(seen) >= set(acknowledged)
-    assert len(seen) == len(set(seen)), "an idempotent producer's retries are stored once"
 
 
 def segments_of(directory: Path, topic: str, partition: int = 0) -> list[Path]:

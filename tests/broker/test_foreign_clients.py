@@ -170,12 +170,14 @@ async def test_kafka_python_produces_and_consumes_in_a_group(cluster: Cluster) -
         producer.flush(20)
         producer.close()
         consumer = kafka.KafkaConsumer(
-            topic,
             bootstrap_servers=cluster.bootstrap,
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         )
+        # kafka-python's leader may hand out partitions before it knows of any, and then hands out none for minutes.
+        assert consumer.partitions_for_topic(topic) == {0, 1}
+        consumer.subscribe([topic])
         values: list[bytes] = []
         deadline = time.monotonic() + 20
         while len(values) < 50 and time.monotonic() < deadline:

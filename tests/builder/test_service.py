@@ -231,3 +231,21 @@ async def test_kills_at_any_moment_leave_one_trajectory_per_session(bus_settings
     for name, trajectory in found.items():
         own = [entry for entry in entries if entry.event.session_id == name]  # type: ignore[attr-defined]
         assert encode(trajectory) == encode(rebuild(own))
+
+
+async def test_a_session_whose_bare_account_fits_no_record_still_gets_its_ending(
+    proxy: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    session = Session(session_id="busy")
+    for _ in range(400):
+        session.fail(session.start())
+    session.close()
+    await write(proxy, session.records)
+    small = bus_settings.model_copy(update={"max_record_bytes": 16_384})
+    async with building(small, tmp_path):
+        (trajectory,) = (await built(proxy, 1)).values()
+    assert trajectory.status is Status.ERROR
+    assert trajectory.error is not None
+    (report,) = [one.value for one in await committed(proxy, "stages") if isinstance(one.value, StageChanged)]
+    assert report.summary is not None
+    assert report.summary.set_aside == {"failed": 400}, "what has no place is counted"

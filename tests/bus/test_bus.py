@@ -34,8 +34,9 @@ from polar.schemas import (
     GroupState,
     RecordRef,
     Tick,
+    encode,
 )
-from polar.schemas.topics import Service
+from polar.schemas.topics import Service, topic
 from tests.bus.support import aborted, call, delete_below, report, tick, until
 
 
@@ -363,3 +364,12 @@ async def test_closing_leaves_no_task_behind(bus_settings: BusSettings) -> None:
         await reader.poll(timeout_s=5)
         await bus.lookup(ref)
     await until(lambda: asyncio.all_tasks() <= before, 5)
+
+
+async def test_a_dead_letter_fits_a_record_whatever_the_dead_record_is_called(bus: Bus) -> None:
+    row = topic("tasks")
+    size = bus.settings.max_record_bytes // 2
+    record = Record(row.name, 0, 3, 0, "k" * size, None, raw=b"x", headers={"h" * size: b"v"})
+    (letter,) = [(await bus.dead_out(record, "bad")).value]
+    assert isinstance(letter, DeadLetter)
+    assert len(encode(letter)) < 10_000

@@ -49,7 +49,7 @@ async def slow_engine() -> AsyncIterator[ScriptedEngine]:
 
 def fifty(tmp_path: Path) -> TaskRequest:
     script = tmp_path / "agent.py"
-    shell_agent(script, turns=3)
+    shell_agent(script, turns=5)
     return TaskRequest(
         task_id=f"fifty-{uuid.uuid4().hex[:8]}",
         instruction="do it",
@@ -117,7 +117,7 @@ async def test_every_process_killed_in_the_middle(tmp_path: Path, bootstrap: str
             done = 0
             for name in order:
                 # so many more calls from kill to kill, so that each falls into the work
-                done = slow_engine.stats.finished + chooser.randint(4, 9)
+                done = slow_engine.stats.finished + chooser.randint(2, 6)
                 async with asyncio.timeout(90):
                     await slow_engine.until(lambda stats, done=done: stats.finished >= done, timeout=90)  # type: ignore[misc]
                 stack.kill(name, signal.SIGKILL)

@@ -9,6 +9,7 @@ import subprocess
 import time
 from typing import Any
 
+import aiohttp
 import pytest
 
 from polar.bus import Bus, BusSettings, Out
@@ -29,6 +30,7 @@ from polar.schemas import (
 from polar.schemas.topics import Service
 from tests.cli.conftest import Polar
 from tests.cli.records import failed, group, trace, trajectory
+from tests.e2e.stack import Stack, free_port, wait_until
 
 
 def now_ms() -> int:
@@ -264,3 +266,25 @@ async def test_without_a_scheduler_submit_says_that_the_task_is_kept(topics: Bus
     assert "is `polar serve submit` running?" in ended.stderr
     assert "kept" in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+async def test_a_served_process_answers_operators_where_a_port_is_set(topics: BusSettings, polar: Polar) -> None:
+    port = free_port()
+    polar.env["POLAR_METRICS_PORT"] = str(port)
+    process = polar.start("serve", "builder", "evaluator")
+    try:
+        await asyncio.to_thread(
+            wait_until, lambda: Stack.answers(f"http://127.0.0.1:{port}/ready"), "the process is ready"
+        )
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = await answer.text()
+        for name in ("polar_builder_", "polar_finisher_", "process_resident_memory_bytes"):
+            assert name in text
+        taken = await call(polar, "serve", "builder")
+        assert taken.returncode == 1
+        assert str(port) in taken.stderr
+        assert "Traceback" not in taken.stderr
+    finally:
+        process.terminate()
+        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+    assert process.returncode == 0, errors

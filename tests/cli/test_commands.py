@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -79,15 +80,15 @@ def test_help_needs_the_base_install_only() -> None:
         (["run", "--env", "A-B=x", "true"], "neither NAME=VALUE nor NAME"),
         (["run", "--env", "POLAR_NO_SUCH", "true"], "there is no such variable here"),
         (["run", "--upload", "missing", "true"], "missing is neither a file nor a folder here"),
-        (["run", "--samples", "0", "true"], "0 is not in the range"),
-        (["run", "--samples", "many", "true"], "many"),
+        (["run", "--samples", "0", "true"], "Invalid value for '--samples' / '-n'"),
+        (["run", "--samples", "many", "true"], "integer"),
         (["serve", "nonsense"], "'nonsense' is no service; known: submit, gateway"),
         (["submit", "missing.json"], "cannot read missing.json: No such file"),
         (["submit", "."], "cannot read ."),
         (["status", "--wait"], "--wait needs a TASK"),
         (["trajectories", "--json", "--upstream"], "choose one"),
         (["show", "s", "--tokenizer", "missing"], "missing is no file"),
-        (["show", "s", "--limit", "-1"], "-1 is not in the range"),
+        (["show", "s", "--limit", "-1"], "Invalid value for '--limit'"),
         (["config", "--section", "nonsense"], "no section 'nonsense'; known: kafka"),
     ],
 )
@@ -246,13 +247,14 @@ def test_a_process_is_ready_when_each_service_that_tells_is() -> None:
     class NotYet:
         ready = False
 
-    class Event:
-        class ready:  # noqa: N801 - stands for an asyncio.Event
-            @staticmethod
-            def is_set() -> bool:
-                return False
+    class Later:
+        def __init__(self) -> None:
+            self.ready = asyncio.Event()
 
     assert all_ready([])
     assert all_ready([Told(), object()])
     assert not all_ready([Told(), NotYet()])
-    assert not all_ready([Event()])
+    later = Later()
+    assert not all_ready([later])
+    later.ready.set()
+    assert all_ready([later])

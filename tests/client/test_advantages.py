@@ -27,4 +27,4 @@ def test_a_session_without_a_reward_is_in_no_baseline(rewards: list[float | None
     assert [one is None for one in found] == [one is None for one in rewards]
     known = [one for one in found if one is not None]
     assert math.isclose(sum(known), 0.0, abs_tol=1e-3)
-    assert [one for one in group_advantages([one for one in rewards if one is not None])] == known
+    assert group_advantages([one for one in rewards if one is not None]) == known

@@ -415,3 +415,33 @@ async def test_a_bug_in_the_proxy_is_an_error_and_one_end(
     end = failed(await door.settled())
     assert (end.failure.kind, end.http_status) == (FailureKind.INFRA, 200 if mode == "live" else 500)
     assert "sesame" not in end.failure.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": 2**70},
+        {"max_tokens": 2**70},
+        {"extra_body": {"top_k": 2**70}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 2**70}}}]},
+    ],
+)
+async def test_what_no_record_holds_is_refused_before_the_call_begins(
+    fields: dict[str, Any], engine_of: Start, door_to: Start
+) -> None:
+    door: Door = await door_to(await engine_of(Script.say("Yes.")))
+    told = await refused(door, **fields)
+    assert told.status_code == 400
+    assert not door.sender.sent, "a call that began has to end"
+
+
+async def test_a_body_nested_too_deep_is_refused(engine_of: Start, door_to: Start) -> None:
+    door: Door = await door_to(await engine_of(Script.say("Yes.")))
+    body = b'{"model": "m", "messages": [], "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    headers = {"Authorization": f"Bearer {sign_session(door.token(), SECRET)}"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{door.url}/v1/chat/completions", data=body, headers=headers) as answer,
+    ):
+        assert answer.status == 400
+        assert "nested" in (await answer.json())["error"]["message"]

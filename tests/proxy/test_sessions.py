@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from polar.proxy.errors import AttemptFenced, KeyRefused, Overloaded, ProxyError
@@ -153,3 +154,20 @@ async def test_a_session_that_ended_since_it_was_admitted_does_not_begin() -> No
     sessions.apply("s", control(clock, ControlState.CLOSED))
     with pytest.raises(KeyRefused), sessions.running(admitted):
         raise AssertionError("it began")
+
+
+async def test_a_record_that_says_how_long_it_counts_is_kept_so_long_and_no_longer() -> None:
+    clock = ManualClock()
+    sessions = fresh(clock)
+    for session, life_s in (("short", 50), ("long", 500)):
+        until = clock.now_ms() + life_s * 1000
+        sessions.apply(session, msgspec.structs.replace(control(clock, ControlState.CLOSED, session), until_ms=until))
+    await clock.advance(60)
+    sessions.purge()
+    assert sessions.control("short") is None
+    await clock.advance(400)
+    sessions.purge()
+    with pytest.raises(KeyRefused):
+        sessions.admit(sign_session(token(clock, "long"), SECRET))
+    sessions.apply("old", msgspec.structs.replace(control(clock, ControlState.CLOSED, "old"), until_ms=clock.now_ms()))
+    assert sessions.control("old") is None, "read back after its keys are dead"

@@ -39,7 +39,10 @@ def test_uuid7_refuses_another_number_of_bytes(size: int) -> None:
         uuid7(0, bytes(size))
 
 
-@given(st.lists(st.one_of(st.text(alphabet=st.characters(exclude_characters="\x1f")), st.integers()), max_size=4))
+_TEXT = st.text(alphabet=st.characters(exclude_characters="\x1f", exclude_categories=["Cs"]))
+
+
+@given(st.lists(st.one_of(_TEXT, st.integers()), max_size=4))
 def test_derived_ids_repeat(cause: list[str | int]) -> None:
     assert derived(*cause) == derived(*cause)
     assert uuid.UUID(derived(*cause)).version == 5

@@ -4,13 +4,14 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.schemas import CancelRequest, CloseRequest, TaskRequest, encode
+from polar.schemas import CancelRequest, CloseRequest, TaskRequest, decode, encode
 from polar.schemas.catalog import BACKENDS, BUILDERS, EVALUATORS, HARNESSES
-from polar.schemas.validation import Limits, Refused, check, group_of, parse, parse_object
+from polar.schemas.validation import Limits, Refused, check, check_cancel, group_of, parse, parse_object
 
 LIMITS = Limits()
 
@@ -178,6 +179,57 @@ def test_the_smallest_task() -> None:
 def test_bad_input_is_refused_with_field_and_reason(change: dict[str, Any], field: str, code: str, reason: str) -> None:
     found = refused(body(**change))
     assert [(f, c) for f, c, message in found if reason in message and f == field] == [(field, code)], found
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("place", ["metadata", "agent__settings", "runtime__kwargs", "builder__config"])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(2**64, "64 bits"), (-(2**63) - 1, "64 bits"), (nested(40), "nested more than 32 deep"), ([[2**70]], "64 bits")],
+)
+def test_what_no_record_holds_is_refused_where_it_stands(place: str, value: Any, reason: str) -> None:
+    field = place.replace("__", ".")
+    assert [(f, reason in message) for f, _, message in refused(body(**{f"{place}__x": value}))] == [(field, True)]
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {b"x": 1}, msgspec.msgpack.Ext(5, b"x"), b"x"])
+def test_what_json_has_no_form_for_is_refused_in_a_binary_task(value: Any) -> None:
+    data = msgspec.msgpack.encode({"type": "TaskRequest", **body(), "metadata": {"a": [value]}})
+    task = decode(data, (TaskRequest,))
+    assert isinstance(task, TaskRequest)
+    with pytest.raises(Refused) as caught:
+        check(task, LIMITS)
+    assert [one.field for one in caught.value.problems] == ["metadata"]
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 2**64])
+def test_integers_beyond_all_bounds_are_refused(number: int) -> None:
+    assert "num_samples" in {field for field, _, _ in refused(body(num_samples=number))}
+    refused(body(metadata={"group_id": "g", "group_size": number}))
+
+
+def test_unknown_fields_are_told_up_to_a_number() -> None:
+    found = refused(body(**{f"field{i}": i for i in range(10_000)}))
+    assert 0 < len(found) <= 50
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CancelRequest(task_id="a/b"),
+        CancelRequest(task_id="t", session_id=""),
+        CancelRequest(task_id="t", reason="x" * 501),
+    ],
+)
+def test_a_cancel_without_proper_ids_is_refused(request_: CancelRequest) -> None:
+    with pytest.raises(Refused):
+        check_cancel(request_)
 
 
 def test_every_problem_is_told_at_once() -> None:

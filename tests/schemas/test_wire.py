@@ -317,3 +317,10 @@ def test_the_words_of_failure_are_the_designs() -> None:
         "timeout",
         "no_completions",
     }
+
+
+def test_a_record_nested_too_deep_to_read_is_a_decode_error() -> None:
+    inner = b"\x91" * 5_000 + b"\x01"
+    data = b"\x82\xa4type\xabTaskRequest\xa8metadata\x81\xa1a" + inner
+    with pytest.raises(DecodeError):
+        decode(data, (TaskRequest,))

@@ -35,6 +35,8 @@ from .transactional import Transactional, deliver, prepare
 
 DEAD_INLINE = 64 * 1024
 """Bytes of a dead record that its letter holds itself; more is a claim."""
+DEAD_KEY = 1024
+"""Bytes of its key, and characters of a header's name: a foreign writer may have made them as long as a record."""
 
 
 class Bus:
@@ -175,17 +177,17 @@ class Bus:
         whole = None
         if len(raw) > DEAD_INLINE:
             whole = await self.blobs.put(
-                raw, record.headers.get("content-type", b"application/octet-stream").decode("latin-1")
+                raw, record.headers.get("content-type", b"application/octet-stream")[:200].decode("latin-1")
             )
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         letter = DeadLetter(
             origin=record.ref,
             service=str(self.service),
             error=text[:4096],
-            key=None if record.key is None else record.key.encode(),
+            key=None if record.key is None else record.key.encode()[:DEAD_KEY],
             value=raw[:DEAD_INLINE],
             whole=whole,
-            headers={name: value[:1024] for name, value in list(record.headers.items())[:32]},
+            headers={name[:DEAD_KEY]: value[:1024] for name, value in list(record.headers.items())[:32]},
             at_ms=self.clock.now_ms(),
         )
         origin = f"{record.topic}/{record.partition}/{record.offset}"

@@ -128,6 +128,20 @@ class Reader:
         ends = await self._ends()
         return not self._pending and all(self._next[partition] >= end for partition, end in ends.items())
 
+    async def ends(self) -> dict[tuple[str, int], int]:
+        """The ends at this moment (committed: the last stable offsets), by topic (without prefix) and partition: a goal
+        for `reached` that does not move while others write.
+
+        Raises:
+            BrokerUnavailable: the ends cannot be asked for.
+        """
+        return {(self._names[one.topic], one.partition): end for one, end in (await self._ends()).items()}
+
+    def reached(self, ends: Mapping[tuple[str, int], int]) -> bool:
+        """Whether everything below `ends` has been handed out."""
+        positions = self.positions()
+        return all(positions[where] >= end for where, end in ends.items())
+
     async def to_end(self) -> AsyncIterator[Record]:
         """Records up to the ends at the time of the call, and perhaps a few more. Leaving the loop early loses none.
 

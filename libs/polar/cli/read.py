@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from polar.bus.reader import Start
 from polar.client import PolarClient
 from polar.client.render import render_trajectory
 from polar.schemas import GroupClosed, Trajectory
@@ -67,11 +68,11 @@ def trajectories(
     async def main() -> None:
         out = console()
         async with new_client() as client:
-            start = "earliest" if since is None else since_ms(since, client.clock.now_ms())
+            start: Start = "earliest" if since is None else since_ms(since, client.clock.now_ms())
             events = client.trajectories(
                 task_ids=task or None,
                 group_ids=group or None,
-                start=start,  # type: ignore[arg-type]
+                start=start,
                 follow=follow,
             )
             found = 0

@@ -115,3 +115,5 @@ class SessionControl(Event, frozen=True, kw_only=True):
     attempt: int
     """Attempts up to this one are refused."""
     at_ms: int
+    until_ms: int | None = None
+    """By then every key of these attempts is dead by itself, and this need not be remembered; None: not told."""

@@ -137,7 +137,7 @@ TABLE: tuple[TopicSpec, ...] = (
         (S.SCHEDULER,),
         (S.PROXY,),
         "partitions",
-        retention_ms=2 * DAY,  # longer than the longest session token
+        retention_ms=8 * DAY,  # longer than the longest session token: a task may ask for 7 days
         compacted=True,
         segment_bytes=16 * 1024 * 1024,
         transactional=True,

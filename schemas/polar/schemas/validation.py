@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,9 +11,14 @@ from .catalog import BACKENDS, BUILDERS, EVALUATORS, HARNESSES, MCP_TRANSPORTS, 
 from .ids import id_problem
 from .stages import Notice, Problem
 from .tasks import CancelRequest, CloseRequest, TaskRequest
-from .wire import DecodeError, decode_json, unknown_fields
+from .wire import DecodeError, decode_json, encode, unknown_fields
 
 Request = TaskRequest | CancelRequest | CloseRequest
+
+MAX_DEPTH = 32
+"""Of lists and objects within each other in what a task hands through: every reader decodes it recursively."""
+MAX_REASON = 500
+"""Characters of a cancel's reason: it ends up in several records of each session."""
 
 
 class Limits(NamedTuple):
@@ -85,15 +89,17 @@ def check(task: TaskRequest, limits: Limits) -> Checked:
     Raises:
         Refused: with every problem, not only the first.
     """
-    found: list[Problem] = []
+    found: list[Problem] = unrecordable(task)
     notices: list[Notice] = []
 
     def bad(field: str, message: str, code: str = "invalid") -> None:
         found.append(Problem(field=field, message=message, code=code))
 
     def number(field: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-        if not math.isfinite(value) or value > high or value < low or (above and value <= low):
-            bad(field, f"must be {'above' if above else 'at least'} {low:g} and at most {high:g}, got {value:g}")
+        # so that NaN fails, and an integer that no float holds is never converted to one
+        if not low <= value <= high or (above and value <= low):
+            least = "above" if above else "at least"
+            bad(field, f"must be {least} {low:g} and at most {high:g}, got {str(value)[:40]}")
 
     if task.task_id is not None and (reason := id_problem(task.task_id)):
         bad("task_id", reason)
@@ -198,6 +204,63 @@ def check(task: TaskRequest, limits: Limits) -> Checked:
         ),
         notices,
     )
+
+
+def check_cancel(request: CancelRequest) -> None:
+    """What a cancel must fulfil beyond its types: it is remembered under its ids.
+
+    Raises:
+        Refused: with every problem.
+    """
+    found = [
+        Problem(field=field, message=reason)
+        for field, value in (("task_id", request.task_id), ("session_id", request.session_id))
+        if value is not None and (reason := id_problem(value))
+    ]
+    if len(request.reason) > MAX_REASON:
+        found.append(Problem(field="reason", message=f"is longer than {MAX_REASON} characters"))
+    if found:
+        raise Refused(found, request.task_id)
+
+
+def unrecordable(task: TaskRequest) -> list[Problem]:
+    """What would not survive records and JSON, in the open fields (`metadata` and the like) or at all."""
+    places: tuple[tuple[str, Any], ...] = (
+        ("metadata", task.metadata),
+        ("agent.settings", task.agent.settings),
+        ("runtime.kwargs", task.runtime.kwargs),
+        ("builder.config", task.builder.config),
+        ("evaluator.config", task.evaluator.config),
+    )
+    found = [
+        Problem(field=field, message=reason)
+        for field, value in places
+        if (reason := _unrecordable(value, MAX_DEPTH)) is not None
+    ]
+    if not found:
+        try:
+            encode(task)
+        except OverflowError:
+            found.append(Problem(field="", message="holds an integer of more than 64 bits"))
+        except UnicodeEncodeError:
+            found.append(Problem(field="", message="holds text that is no Unicode (a lone surrogate)"))
+    return found
+
+
+def _unrecordable(value: Any, depth: int) -> str | None:
+    if value is None or isinstance(value, str | bool | float):
+        return None
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**64 else "holds an integer of more than 64 bits"
+    if depth == 0:
+        return f"is nested more than {MAX_DEPTH} deep"
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            return "has a name that is no text"
+        value = value.values()
+    elif not isinstance(value, list):
+        return f"holds what JSON has no form for ({type(value).__name__})"
+    return next((reason for one in value if (reason := _unrecordable(one, depth - 1)) is not None), None)
 
 
 def _name(kind: Kind, field: str, name: str, bad: Any) -> str:

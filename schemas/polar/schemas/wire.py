@@ -6,8 +6,9 @@ import difflib
 import hashlib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,9 @@ from .stages import Problem
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
+
+MAX_UNKNOWN = 20
+"""Unknown fields that are told of one request: looking for a near name takes a while."""
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=to_wire)
 _json_encoder = msgspec.json.Encoder(enc_hook=to_json)
@@ -43,7 +47,7 @@ def decode(data: bytes, types_: Iterable[type[Event]]) -> Event:
     """One of `types_` from MessagePack; unknown fields, written by newer versions, are ignored.
 
     Raises:
-        DecodeError: not MessagePack, an unknown type, a missing or mistyped field.
+        DecodeError: not MessagePack, an unknown type, a missing or mistyped field, nested too deep.
     """
     return _run(_decoder(tuple(types_)), data)
 
@@ -104,7 +108,7 @@ def _run(decoder: Any, data: bytes | str) -> Event:
         event: Event = decoder.decode(data)
     except msgspec.ValidationError as error:
         raise DecodeError(problem_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(Problem(field="", message=f"not readable: {error}")) from None
     return event
 
@@ -120,33 +124,34 @@ def problem_of(error: msgspec.ValidationError) -> Problem:
     return Problem(field=field, message=message[:1].lower() + message[1:])
 
 
-def unknown_fields(value: Any, kind: Any, path: str = "") -> list[Problem]:
-    """Fields of a decoded JSON `value` that `kind` does not have, each with the nearest name it has.
+def unknown_fields(value: Any, kind: Any) -> list[Problem]:
+    """Fields of a decoded JSON `value` that `kind` does not have, each with the nearest name it has; the first ones.
 
     The log ignores unknown fields, since a newer writer may know more; a person's misspelt field must not vanish so.
     """
+    return list(islice(_unknown(value, kind, ""), MAX_UNKNOWN))
+
+
+def _unknown(value: Any, kind: Any, path: str) -> Iterator[Problem]:
     if isinstance(value, list):
         inner = typing.get_args(kind)
-        if typing.get_origin(kind) is not list or not inner:
-            return []
-        return [one for i, item in enumerate(value) for one in unknown_fields(item, inner[0], f"{path}[{i}]")]
-    if not isinstance(value, dict):
-        return []
-    struct = _struct_of(kind)
+        if typing.get_origin(kind) is list and inner:
+            for i, item in enumerate(value):
+                yield from _unknown(item, inner[0], f"{path}[{i}]")
+        return
+    struct = _struct_of(kind) if isinstance(value, dict) else None
     if struct is None:
-        return []
+        return
     known = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
     tag = struct.__struct_config__.tag_field
-    found = []
     for name, item in value.items():
         here = f"{path}.{name}" if path else str(name)
         if name in known:
-            found += unknown_fields(item, known[name], here)
+            yield from _unknown(item, known[name], here)
         elif name != tag:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
-            found.append(Problem(field=here, message=f"is not a field here{hint}", code="unknown_field"))
-    return found
+            yield Problem(field=here, message=f"is not a field here{hint}", code="unknown_field")
 
 
 def _struct_of(kind: Any) -> type[msgspec.Struct] | None:

@@ -6,12 +6,16 @@ It runs on the machine's own records: what the machine emits is delivered, what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from polar.schemas import (
     AgentSpec,
     BuildSummary,
+    CancelRequest,
     Capacity,
     CustomShell,
     EvaluatorSpec,
@@ -20,6 +24,7 @@ from polar.schemas import (
     FailureKind,
     Grade,
     GradeAssigned,
+    GradeRevoked,
     Held,
     NodeHeartbeat,
     Offers,
@@ -39,6 +44,8 @@ from polar.schemas.wire import sha256
 from polar.submit.scheduler.core import Scheduler
 from polar.submit.scheduler.settings import SchedulerSettings
 from polar.submit.scheduler.world import Emit
+
+EventT = TypeVar("EventT", bound=Event)
 
 
 def shell_task(task_id: str, samples: int = 1, **fields: object) -> TaskRequest:
@@ -66,6 +73,12 @@ class Gateway:
     read_to: int = 0
     beats: int = 0
     up: bool = True
+    halves: set[str] | None = None
+    """The processes that are up, of a node that is two; None: it is one."""
+    harnesses: list[str] = field(default_factory=lambda: ["shell"])
+
+    def has(self, half: str) -> bool:
+        return self.up and (self.halves is None or half in self.halves)
 
 
 @dataclass
@@ -96,13 +109,19 @@ class Cluster:
         self.exits: dict[str, Failure | None] = {}
         """What the next harness of a session ends with, by session id."""
         self.summaries: dict[str, BuildSummary] = {}
+        self.inputs: list[Callable[[], None]] = []
+        """What the machine has read since the last commit: a new leader reads it again."""
+        self.nodes_topic: dict[str, NodeHeartbeat] = {}
+        """Compacted: the last beat of each process, also of those long gone."""
+        self.beats_lag = False
+        self.late_beats: list[NodeHeartbeat] = []
         self.machine = self._new()
+        self.machine.catch_up()
         self.beat_all()
 
     def _new(self) -> Scheduler:
         machine = Scheduler(self.settings, self.limits, lambda session, attempt, until: f"key-{session}-{attempt}")
         machine.advance(self.now)
-        machine.caught_up = True
         return machine
 
     # the shell's work
@@ -111,7 +130,10 @@ class Cluster:
         """Decide and write, as the shell does in one transaction."""
         self.machine.decide()
         outs = self.machine.world.take_out()
+        self.inputs.clear()
         for emit in outs:
+            if emit.topic == "nodes" and emit.value is None:
+                self.nodes_topic.pop(emit.key or "", None)
             if isinstance(emit.value, SessionAssigned):
                 self.machine.assigned_at(emit.value.assignment_id, emit.value.session_id, self.offset)
             if isinstance(emit.value, GradeAssigned):
@@ -130,8 +152,17 @@ class Cluster:
                 self.rows[key] = row
         return outs
 
+    def lose_commit(self) -> None:
+        """Decide, and have the transaction fail: the leader starts anew from the log."""
+        self.machine.decide()
+        self.restart_leader()
+
     def restart_leader(self) -> None:
-        """Throw the machine away with whatever it has not committed, and restore another from the rows."""
+        """Throw the machine away with whatever it has not committed, and restore another from the rows.
+
+        It reads again what had not been committed, and first of all the beats: those of the topic, however old.
+        """
+        again, self.inputs = self.inputs, []
         self.machine = self._new()
         for key, row in self.rows.items():
             self.machine.world.restore(key, row)
@@ -139,6 +170,13 @@ class Cluster:
             if row.task_id in self.machine.world.sessions_of:
                 self.machine.world.know_request(check(self.requests[row.task_id], self.limits).task)
         self.machine.restored()
+        for beat in self.nodes_topic.values():
+            self.machine.on_heartbeat(beat)
+        for read in again:
+            self._read(read)
+        self.deliver()
+        self.machine.catch_up()
+        self.late_beats.clear()
         for node in [*self.gateways.values(), *self.graders.values()]:
             if node.up:
                 self.beat(node)
@@ -183,8 +221,15 @@ class Cluster:
         self.tasks_offset += 1
         assert request.task_id is not None
         self.requests.setdefault(request.task_id, request)
-        self.machine.on_task(ref, request, sha256(request))
+        self._read(lambda: self.machine.on_task(ref, request, sha256(request)))
         return ref
+
+    def cancel(self, request: CancelRequest) -> None:
+        self._read(lambda: self.machine.on_cancel(request))
+
+    def _read(self, read: Callable[[], None]) -> None:
+        self.inputs.append(read)
+        read()
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
@@ -200,10 +245,37 @@ class Cluster:
             self.beat(node)
 
     def beat(self, node: Gateway | Grader) -> None:
+        for beat in self._beats(node):
+            key = beat.node_id if beat.half == "all" else f"{beat.node_id}/{beat.half}"
+            self.nodes_topic.pop(key, None)
+            self.nodes_topic[key] = beat
+            self.late_beats.append(beat)
+        if not self.beats_lag:
+            self.deliver_beats()
+
+    def deliver_beats(self) -> None:
+        """Let the machine read the beats that are waiting, oldest first."""
+        late, self.late_beats = self.late_beats, []
+        for beat in late:
+            self.machine.on_heartbeat(beat)
+
+    def _beats(self, node: Gateway | Grader) -> Iterator[NodeHeartbeat]:
+        whole = self._beat(node)
+        if not isinstance(node, Gateway) or node.halves is None:
+            yield whole
+            return
+        size = whole.capacity
+        if "init" in node.halves:
+            capacity = Capacity(init=size.init, ready=size.ready)
+            yield replace(whole, half="init", capacity=capacity, runtime_api=None)
+        if "run" in node.halves:
+            yield replace(whole, half="run", capacity=Capacity(run=size.run), read_to=-1)
+
+    def _beat(self, node: Gateway | Grader) -> NodeHeartbeat:
         node.beats += 1
         if isinstance(node, Gateway):
             capacity = Capacity(init=node.init, ready=node.ready, run=node.run)
-            offers = Offers(backends=["local"], harnesses=["shell"])
+            offers = Offers(backends=["local"], harnesses=node.harnesses)
             held = [
                 Held(assignment_id=one, session_id=row.session, attempt=row.attempt, stage=row.stage)
                 for one, row in node.rows.items()
@@ -217,40 +289,40 @@ class Cluster:
                 for one, row in node.rows.items()
             ]
             api = None
-        self.machine.on_heartbeat(
-            NodeHeartbeat(
-                node_id=node.node_id,
-                boot_id=node.boot,
-                capacity=capacity,
-                held=held,
-                read_to=node.read_to,
-                offers=offers,
-                runtime_api=api,
-                beat=node.beats,
-                at_ms=self.now,
-            )
+        return NodeHeartbeat(
+            node_id=node.node_id,
+            boot_id=node.boot,
+            capacity=capacity,
+            held=held,
+            read_to=node.read_to,
+            offers=offers,
+            runtime_api=api,
+            beat=node.beats,
+            at_ms=self.now,
         )
 
     def deliver(self, count: int | None = None) -> None:
         """Let the machine read reports, oldest first."""
         taken, self.reports = self.reports[:count], self.reports[count:] if count is not None else []
         for report in taken:
-            self.machine.on_stage(report)
+            self._read(lambda report=report: self.machine.on_stage(report))  # type: ignore[misc]
 
     # nodes at work
 
     def read_assignments(self) -> None:
         for gateway in self.gateways.values():
-            for offset, event in gateway.inbox if gateway.up else []:
+            for offset, event in gateway.inbox if gateway.has("init") else []:
                 gateway.read_to = offset + 1
                 self._take(gateway, event)
-            if gateway.up:
+            if gateway.has("init"):
                 gateway.inbox.clear()
         for grader in self.graders.values():
             for offset, event in grader.inbox if grader.up else []:
                 grader.read_to = offset + 1
                 if isinstance(event, GradeAssigned) and event.boot == grader.boot:
                     grader.rows[event.grade_id] = event
+                elif isinstance(event, GradeRevoked) and event.boot == grader.boot:
+                    grader.rows.pop(event.grade_id, None)
             if grader.up:
                 grader.inbox.clear()
 
@@ -294,12 +366,12 @@ class Cluster:
         for gateway in self.gateways.values():
             running = sum(row.stage == Stage.RUNNING for row in gateway.rows.values())
             for one, row in list(gateway.rows.items()) if gateway.up else []:
-                if row.stage == Stage.RUNNING:
+                if row.stage == Stage.RUNNING and gateway.has("run"):
                     self.end(gateway, one, self.exits.pop(row.session, None))
-                elif row.stage == Stage.INITIALIZING:
+                elif row.stage == Stage.INITIALIZING and gateway.has("init"):
                     row.stage = Stage.READY
                     self.reports.append(self._stage(row.session, row.task, row.attempt, Stage.READY, assignment=one))
-                elif row.stage == Stage.READY and running < gateway.run:
+                elif row.stage == Stage.READY and gateway.has("run") and running < gateway.run:
                     running += 1
                     row.stage = Stage.RUNNING
                     self.reports.append(self._stage(row.session, row.task, row.attempt, Stage.RUNNING, assignment=one))
@@ -327,8 +399,11 @@ class Cluster:
 
     def settle(self, rounds: int = 60) -> None:
         """Everything up and working until nothing is left to do."""
+        self.beats_lag = False
         for node in [*self.gateways.values(), *self.graders.values()]:
             node.up = True
+            if isinstance(node, Gateway) and node.halves is not None:
+                node.halves = {"init", "run"}
             self.beat(node)
         for _ in range(rounds):
             self.commit()
@@ -341,7 +416,7 @@ class Cluster:
 
     # questions
 
-    def of(self, kind: type[Event], session: str | None = None) -> list[Event]:
+    def of(self, kind: type[EventT], session: str | None = None) -> list[EventT]:
         found = [one.value for one in self.log if isinstance(one.value, kind)]
         return [one for one in found if session is None or getattr(one, "session_id", None) == session]
 

@@ -33,6 +33,7 @@ class Faults(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = Cluster(retry_backoff=0)
+        self.cluster.gateways["g1"].halves = {"init", "run"}
         self.tasks = 0
 
     @rule(samples=st.integers(1, 4), own_box=st.booleans())
@@ -40,7 +41,6 @@ class Faults(RuleBasedStateMachine):
         self.tasks += 1
         fields = {"evaluator": COMMAND} if own_box else {}
         self.cluster.submit(shell_task(f"t{self.tasks}", samples, **fields))
-        self.cluster.commit()
 
     @rule()
     def commit(self) -> None:
@@ -53,12 +53,10 @@ class Faults(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
         self.cluster.deliver(count)
-        self.cluster.commit()
 
     @rule(ticks=st.integers(1, 5))
     def time_passes(self, ticks: int) -> None:
         self.cluster.tick(ticks)
-        self.cluster.commit()
 
     @rule(kind=KINDS, node=NODES)
     def an_attempt_fails(self, kind: FailureKind, node: str) -> None:
@@ -100,11 +98,44 @@ class Faults(RuleBasedStateMachine):
     def a_new_leader(self) -> None:
         self.cluster.restart_leader()
 
+    @rule()
+    def a_commit_fails(self) -> None:
+        self.cluster.lose_commit()
+
+    @rule(half=st.sampled_from(["init", "run"]), ticks=st.integers(1, 8))
+    def half_of_a_gateway_goes_away(self, half: str, ticks: int) -> None:
+        halves = self.cluster.gateways["g1"].halves
+        assert halves is not None
+        halves.discard(half)
+        for _ in range(ticks):
+            self.cluster.tick()
+            self.cluster.commit()
+
+    @rule(half=st.sampled_from(["init", "run"]))
+    def half_of_a_gateway_restarts(self, half: str) -> None:
+        gateway = self.cluster.gateways["g1"]
+        assert gateway.halves is not None
+        if half not in gateway.halves:
+            gateway.halves.add(half)
+            stage = "INITIALIZING" if half == "init" else "RUNNING"
+            for one, row in list(gateway.rows.items()):
+                if row.stage == stage:
+                    self.cluster.end(gateway, one, Failure(kind=FailureKind.INFRA, message="lost", retryable=True))
+
+    @rule(lag=st.booleans())
+    def beats_lag_behind_reports(self, lag: bool) -> None:
+        self.cluster.beats_lag = lag
+        if not lag:
+            self.cluster.deliver_beats()
+
+    @rule()
+    def an_hour_passes_without_the_log(self) -> None:
+        self.cluster.now += 3_600_000
+
     @rule(number=st.integers(1, 5))
     def cancel(self, number: int) -> None:
         if number <= self.tasks:
-            self.cluster.machine.on_cancel(CancelRequest(task_id=f"t{number}"))
-            self.cluster.commit()
+            self.cluster.cancel(CancelRequest(task_id=f"t{number}"))
 
     @invariant()
     def nothing_is_decided_twice(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import partial
 
+import msgspec
 import structlog
 
 from polar.bus import Out, Record, RecordTooLarge, Send
@@ -96,7 +97,12 @@ class SessionProcessor:
         except RecordTooLarge as error:
             trajectory = failed(account, None, _too_large(error))
             summary = summarize(trajectory, account)
-            (built,) = await send(Out("built", session, trajectory, source=record.ref))
+            try:
+                (built,) = await send(Out("built", session, trajectory, source=record.ref))
+            except RecordTooLarge:
+                # tens of thousands of calls: the summary counts them, the log still has them
+                trajectory = msgspec.structs.replace(trajectory, set_aside=[], metadata={})
+                (built,) = await send(Out("built", session, trajectory, source=record.ref))
         await send(
             Out(
                 "stages",

@@ -15,7 +15,7 @@ from polar.schemas import ExitReport, Failure, FailureKind, SessionAssigned, Sta
 
 from .environment import harness_environment, instruction_file, workspace
 from .harness import HarnessRefused, Launch, Session, load_harness
-from .initialize import tail_of
+from .initialize import TASKS_DOING, tail_of
 from .machine import Ending, loss, revocation
 from .pool import Stop, Stopped, Why
 from .settings import GatewaySettings
@@ -106,7 +106,8 @@ async def execute(
         return Ended(_not_started(FailureKind.HARNESS, str(refused), retryable=False), ran)
     except RuntimeFailure as failure:
         await box.kill_all()
-        return Ended(_not_started(FailureKind.INFRA, f"the harness did not run: {failure}", failure.retryable), ran)
+        kind = FailureKind.TASK if isinstance(failure, TASKS_DOING) else FailureKind.INFRA
+        return Ended(_not_started(kind, f"the harness did not run: {failure}", failure.retryable), ran)
     except Stopped as stopped:
         await box.kill_all()
         tail = await asyncio.to_thread(_log_tail, log_file, settings.output_tail_bytes)

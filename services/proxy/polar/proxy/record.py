@@ -24,7 +24,7 @@ from polar.schemas import (
 from polar.service.tokens import SessionToken
 
 from .calls import Call, Reply, ReplyChoice
-from .errors import RecordRefused
+from .errors import BadRequest, RecordRefused
 from .sampling import constraints
 
 HINT_LENGTH = 200
@@ -58,8 +58,15 @@ def reply_room(call: Call, *, max_model_len: int | None, max_tokens: int | None,
 
     Raises:
         RecordRefused: the prompt leaves no room for a reply worth generating.
+        BadRequest: the request holds what no record can.
     """
-    text = len(msgspec.msgpack.encode([call.messages, call.tools]))
+    try:
+        text = len(msgspec.msgpack.encode([call.messages, call.tools, call.asked]))
+    except OverflowError:
+        # now: after the generation it would leave the call without an end
+        raise BadRequest("The request holds an integer of more than 64 bits.") from None
+    except RecursionError:
+        raise BadRequest("The request is nested too deep.") from None
     prompt = text + ID_BYTES * (text if max_model_len is None else min(text, max_model_len))
     room = (limit - FIXED_BYTES - prompt) // (call.n * (ID_BYTES + LOGPROB_BYTES + TEXT_BYTES_PER_TOKEN))
     if room < min(LEAST_REPLY, LEAST_REPLY if max_tokens is None else max_tokens):

@@ -162,7 +162,8 @@ class ProxyService:
         reader = await self._bus.reader([CONTROL], start=since)
         try:
             if not self.ready.is_set():
-                while not await reader.caught_up():
+                ends = await reader.ends()  # as they are now: a busy scheduler must not put the start off for ever
+                while not reader.reached(ends):
                     await self._apply(reader)
                 if self.slots.closed != STOPPING:
                     self.slots.closed = ""

@@ -28,8 +28,9 @@ REASONS = {
 class Sessions:
     """The sessions that this replica has seen.
 
-    `memory_ms`: how long a record of `polar.control` counts, the longest life of a token. `limit`: how many sessions
-    are remembered; beyond it calls of new sessions are refused, since forgetting could let a closed one in.
+    `memory_ms`: the longest life of a token; so long counts a record of `polar.control` that does not say how long.
+    `limit`: how many sessions are remembered; beyond it calls of new sessions are refused, since forgetting could let a
+    closed one in.
     """
 
     def __init__(self, secret: str, clock: Clock, *, limit: int, memory_ms: int) -> None:
@@ -107,7 +108,7 @@ class Sessions:
         """Take a record of `polar.control`; None: a tombstone."""
         if control is None:
             self._control.pop(session_id, None)
-        elif control.at_ms + self._memory_ms > self._clock.now_ms():
+        elif self._counts(control):
             self._control[session_id] = control
             for run in list(self._running.get(session_id, ())):
                 run.stop(_refusal(run.token, control))
@@ -122,8 +123,12 @@ class Sessions:
         """Forget sessions whose tokens are dead."""
         now = self._clock.now_ms()
         self._purged = self._clock.monotonic()
-        self._control = {key: one for key, one in self._control.items() if one.at_ms + self._memory_ms > now}
+        self._control = {key: one for key, one in self._control.items() if self._counts(one)}
         self._calls = {key: one for key, one in self._calls.items() if one[1] > now}
+
+    def _counts(self, control: SessionControl) -> bool:
+        until = control.at_ms + self._memory_ms if control.until_ms is None else control.until_ms
+        return until > self._clock.now_ms()
 
 
 class _Running:

@@ -58,7 +58,7 @@ class ProxySettings(PolarSettings):
     max_choices: int = Field(16, gt=0, description="Largest `n`.")
     max_sessions: int = Field(200_000, gt=0, description="Sessions that are remembered at a time.")
     control_memory: float = Field(
-        172_800.0, gt=0, description="How far polar.control is read back at the start: the longest life of a token."
+        691_200.0, gt=0, description="How far polar.control is read back at the start: the longest life of a token."
     )
     retry_after: float = Field(1.0, gt=0, description="What Retry-After says where nothing better is known.")
 

@@ -115,6 +115,8 @@ class OpenAIChat:
             raw = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise BadRequest("The body is not valid JSON.") from None
+        except RecursionError:
+            raise BadRequest("The body is nested too deep.") from None
         if not isinstance(raw, dict):
             raise BadRequest("The body must be a JSON object.")
         for name, instead in UNSUPPORTED.items():

@@ -22,8 +22,6 @@ from polar.schemas import (
     Phase,
     Problem,
     RecordRef,
-    SessionReleased,
-    SessionRevoked,
     Stage,
     StageChanged,
     Status,
@@ -33,19 +31,23 @@ from polar.schemas import (
     TaskRequest,
     TaskState,
 )
-from polar.schemas.ids import derived, id_problem, session_id
+from polar.schemas.ids import MAX_ID_LENGTH, derived, id_problem, session_id
 from polar.schemas.tasks import DEFAULT_QUEUE_TTL
-from polar.schemas.validation import Limits, Refused, check, group_of
+from polar.schemas.validation import Limits, Refused, check, check_cancel, group_of
 
 from . import grading, groups, placement, sessions
+from .nodes import Nodes
 from .settings import SchedulerSettings
-from .world import ON_NODE, Node, World
+from .world import World
 
 FORGET_EVERY = 60
 """Ticks between two looks for what is past its memory: those tables hold days of tasks."""
 
-MISSING_MEMORY = 600
-"""Ticks after which a doubt about an assignment that was never settled is forgotten; it ended otherwise."""
+PROBLEMS, PROBLEM_TEXT = 50, 500
+"""Of a rejection: so many problems, with so many characters of field and message each."""
+
+PAUSE_TICKS = 5
+"""A tick that comes so many ticks late: the process, its clock or the log stood still."""
 
 
 class Scheduler:
@@ -55,9 +57,19 @@ class Scheduler:
         self.world = World()
         self.caught_up = False
         """False while a new leader reads what it missed: a node's books are not compared with leases that lag."""
+        self._nodes = Nodes(self.world, settings)
         self._sign_box = sign_box
-        self._missing: dict[str, int] = {}
-        """Assignment → the tick at which its node's books first lacked it."""
+        self._running: dict[str, int] = {}
+        """Assignment → the tick at which it was first seen running."""
+        self._ticked_ms: int | None = None
+        self._patience = settings.lost_after
+        """Ticks for which no budget runs out: reports of what happened meanwhile come first."""
+
+    def catch_up(self) -> None:
+        """What was on the log at the start is read: from here on nodes are compared with leases, and budgets count."""
+        self.caught_up = True
+        self._be_patient()
+        self._nodes.catch_up()
 
     # tasks
 
@@ -70,7 +82,9 @@ class Scheduler:
         known = self.world.tasks.get(task_id)
         if known is not None:
             if known.body_sha256 == body_sha256:
-                self._accepted(known, ref, list(self.world.sessions_of.get(task_id, ())), [])
+                source = known.source
+                made = [session_id(source.partition, source.offset, one) for one in range(known.counts.accepted)]
+                self._accepted(known, ref, made, [])
             else:
                 message = "this id was used for another task; choose a new one"
                 self.reject(ref, task_id, [Problem(field="task_id", message=message, code="conflict")])
@@ -83,7 +97,13 @@ class Scheduler:
 
     def reject(self, ref: RecordRef, task_id: str | None, problems: list[Problem]) -> None:
         """Answer a record of `polar.tasks` that is not taken."""
-        rejected = TaskRejected(task_id=task_id, answers=ref, problems=problems, at_ms=self.world.now_ms)
+        # what is quoted came from outside and may be as long as a record
+        shown = [
+            replace(one, field=one.field[:PROBLEM_TEXT], message=one.message[:PROBLEM_TEXT])
+            for one in problems[:PROBLEMS]
+        ]
+        named = None if task_id is None else task_id[:MAX_ID_LENGTH]
+        rejected = TaskRejected(task_id=named, answers=ref, problems=shown, at_ms=self.world.now_ms)
         # what cannot be an id cannot be a key either
         usable = task_id is not None and id_problem(task_id) is None
         self.world.emit("stages", task_id if usable else derived("task", ref.partition, ref.offset), rejected, ref)
@@ -178,10 +198,19 @@ class Scheduler:
         )
 
     def on_cancel(self, request: CancelRequest) -> None:
+        """A cancel's record.
+
+        Raises:
+            Refused: its ids can be none, or its reason is too long.
+        """
+        check_cancel(request)
         if request.task_id in self.world.tasks:
             self._cancel(request.task_id, request.session_id, request.reason)
             return
         # the task may stand in another partition of polar.tasks and not have been read yet
+        before = self.world.cancels.get(request.task_id)
+        if before is not None and before.session_id is None:
+            return  # all of it is cancelled already
         until = self.world.now_ms + int(DEFAULT_QUEUE_TTL * 1000)
         self.world.put_cancel(
             CancelMemory(task_id=request.task_id, session_id=request.session_id, reason=request.reason, until_ms=until)
@@ -210,100 +239,13 @@ class Scheduler:
     # nodes
 
     def on_heartbeat(self, beat: NodeHeartbeat) -> None:
-        world = self.world
-        node = world.nodes.get(beat.node_id)
-        if node is None:
-            node = world.nodes[beat.node_id] = Node(beat.node_id, beat.boot_id)
-        elif node.boot != beat.boot_id:
-            self._lose(node, f"node {node.node_id} lost its state (new boot id)", boot=node.boot)
-            node.halves.clear()
-            node.silent.clear()
-        node.beat(beat)
-        if beat.read_to >= 0 and self.caught_up:
-            self._reconcile(node, beat)
-
-    def _reconcile(self, node: Node, beat: NodeHeartbeat) -> None:
-        """Compare a node's books with the leases: queue again what it lost, take back what it should not have."""
-        world = self.world
-        held = {one.assignment_id for one in beat.held}
-        for lease in [*world.at_node(node.node_id), *world.graded_at(node.node_id)]:
-            grading_here = lease.phase is Phase.GRADING and lease.grader == node.node_id
-            if not grading_here and lease.phase not in ON_NODE:
-                continue
-            assert lease.assignment_id is not None
-            if lease.assignment_id in held or not 0 <= lease.assigned_offset < beat.read_to:
-                self._missing.pop(lease.assignment_id, None)
-                continue
-            # a report that explains it may be on its way: reports and beats are in different topics
-            since = self._missing.setdefault(lease.assignment_id, world.ticks)
-            if world.ticks - since >= self.settings.lost_after:
-                del self._missing[lease.assignment_id]
-                self._lost(lease, grading_here, f"node {node.node_id} no longer has the assignment")
-        for row in beat.held:
-            lease_ = world.leases.get(row.session_id)
-            explained = lease_ is not None and (
-                lease_.assignment_id == row.assignment_id
-                or (lease_.box_held and lease_.node == node.node_id and lease_.attempt == row.attempt)
-            )
-            if explained or row.stage == "GRADE":
-                continue
-            key = (row.session_id, row.attempt)
-            if world.ticks - node.released.get(key, -self.settings.release_repeat) < self.settings.release_repeat:
-                continue
-            node.released[key] = world.ticks
-            if row.stage != Stage.ENDED:
-                world.emit(
-                    "assignments",
-                    node.node_id,
-                    SessionRevoked(
-                        node=node.node_id,
-                        boot=beat.boot_id,
-                        session_id=row.session_id,
-                        attempt=row.attempt,
-                        reason="no lease",
-                    ),
-                )
-            world.emit(
-                "assignments",
-                node.node_id,
-                SessionReleased(node=node.node_id, boot=beat.boot_id, session_id=row.session_id, attempt=row.attempt),
-            )
-        for key in node.released.keys() - {(row.session_id, row.attempt) for row in beat.held}:
-            if world.ticks - node.released[key] >= self.settings.release_repeat:
-                del node.released[key]
-
-    def _lost(self, lease: Lease, grading_here: bool, message: str) -> None:
-        if grading_here:
-            failure = Failure(kind=FailureKind.EVALUATOR, message=message, retryable=True, stage=Stage.EVALUATING)
-            grading.lost(self.world, self.settings, lease, failure)
-        else:
-            failure = Failure(kind=FailureKind.INFRA, message=message, retryable=True, stage=lease.phase.upper())
-            sessions.end_attempt(self.world, self.settings, lease, failure)
-
-    def _lose(self, node: Node, message: str, *, boot: str) -> None:
-        """A node is gone, with whatever it had under that boot id."""
-        world = self.world
-        for lease in world.at_node(node.node_id):
-            if lease.boot != boot:
-                continue
-            # the box died with the node: nothing to release, and no grader can work in it
-            lease = world.change(lease, box_held=False)
-            if lease.phase in ON_NODE:
-                self._lost(lease, False, message)
-        for lease in world.graded_at(node.node_id):
-            if lease.grader_boot == boot:
-                self._lost(lease, True, message)
-
-    # time
+        self._nodes.on_heartbeat(beat)
 
     def on_own_tick(self) -> None:
         """A tick of this leader was read back: the log is alive, so silence counts."""
-        for node in self.world.nodes.values():
-            for half in node.silent:
-                node.silent[half] += 1
-            if node.alive and any(silent > self.settings.node_silence for silent in node.silent.values()):
-                node.alive = False
-                self._lose(node, f"node {node.node_id} has been silent", boot=node.boot)
+        self._nodes.on_own_tick()
+
+    # time
 
     def advance(self, now_ms: int) -> None:
         """The clock's word; it never goes back."""
@@ -311,15 +253,39 @@ class Scheduler:
 
     def tick(self, now_ms: int) -> None:
         """A tick's worth of time has passed."""
+        pause_ms = PAUSE_TICKS * self.settings.tick_seconds * 1000
+        late = self._ticked_ms is not None and now_ms - self._ticked_ms > pause_ms
+        self._ticked_ms = now_ms
         self.advance(now_ms)
         world = self.world
         world.ticks += 1
-        self._missing = {one: since for one, since in self._missing.items() if world.ticks - since < MISSING_MEMORY}
+        self._nodes.forget_doubts()
         for session, left in list(world.final_wait.items()):
             if left > 1:
                 world.final_wait[session] = left - 1
             else:
                 sessions.finalize(world, session)
+        self._give_up_overdue()
+        if late:
+            self._be_patient()
+        elif self._patience > 0:
+            self._patience -= 1
+        elif self.caught_up:
+            self._expire()
+        if world.ticks % FORGET_EVERY == 0:
+            self._forget()
+
+    def _be_patient(self) -> None:
+        """After an outage, a take-over or a step of the clock: what happened meanwhile is read before it is judged."""
+        self._patience = self.settings.lost_after
+        least = self.world.now_ms + int(self.settings.grade_margin * 1000)
+        for lease in self.world.in_phase(Phase.GRADING):
+            if lease.grade_deadline_ms is not None and lease.grade_deadline_ms < least:
+                self.world.change(lease, grade_deadline_ms=least)
+
+    def _expire(self) -> None:
+        """End what has outlived its budget by the clock."""
+        world = self.world
         for lease in world.in_phase(Phase.QUEUED):
             request = world.requests[lease.task_id]
             if world.now_ms - lease.queued_at_ms >= request.queue_ttl * 1000:
@@ -336,14 +302,28 @@ class Scheduler:
         for group in list(world.groups.values()):
             if group.decided_at_ms is None and group.deadline_ms is not None:
                 groups.consider(world, group)
-        if world.ticks % FORGET_EVERY == 0:
-            self._forget()
+
+    def _give_up_overdue(self) -> None:
+        """An attempt whose gateway lives and never says that it has ended. In ticks, so no outage counts."""
+        world, running = self.world, {}
+        for lease in world.in_phase(Phase.RUNNING):
+            assert lease.assignment_id is not None
+            since = running[lease.assignment_id] = self._running.get(lease.assignment_id, world.ticks)
+            limit = world.requests[lease.task_id].timeout_seconds + self.settings.overdue_margin
+            if (world.ticks - since) * self.settings.tick_seconds > limit:
+                message = "its gateway did not tell the attempt's end long after timeout_seconds"
+                sessions.revoke(world, lease, message)
+                self._nodes.lost(lease, grading_here=False, message=message)
+        self._running = running
 
     def _forget(self) -> None:
         """End what is past its memory."""
         world, memory_ms = self.world, self.settings.task_memory * 1000
         for group in list(world.groups.values()):
-            if group.decided_at_ms is not None and world.now_ms - group.decided_at_ms >= memory_ms:
+            if group.decided_at_ms is None:
+                if not any(one in world.tasks for one in group.tasks):
+                    groups.consider(world, group, over=True)  # its missing members were never submitted
+            elif world.now_ms - group.decided_at_ms >= memory_ms:
                 world.drop_group(group.group_id)
         for task in list(world.tasks.values()):
             done = task.finished_at_ms is not None and task.task_id not in world.sessions_of
@@ -355,7 +335,7 @@ class Scheduler:
 
     def decide(self) -> None:
         """Hand out what can be handed out."""
-        placement.place_sessions(self.world)
+        placement.place_sessions(self.world, self.settings)
         placement.place_grades(self.world, self.settings, self._sign_box)
 
     def assigned_at(self, assignment_id: str, session: str, offset: int) -> None:

@@ -7,7 +7,10 @@ never tried again in a box in which one has started, since it may have changed i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import msgspec
 
 from polar.schemas import (
     UNGRADED,
@@ -27,7 +30,7 @@ from polar.schemas import (
 )
 from polar.schemas.ids import derived
 
-from .sessions import needs_own_box, release
+from .sessions import bounded, needs_own_box, release
 from .settings import SchedulerSettings
 from .world import World
 
@@ -46,7 +49,10 @@ def on_built(world: World, event: StageChanged) -> None:
     if summary.failure is not None:
         # what the calls alone show: the wiring was broken, the model was away, the builder failed
         outcome = Outcome(status=Status.ERROR, failure=summary.failure, exit_code=outcome.exit_code)
-    lease = world.change(lease, built=event.built, summary=summary, outcome=outcome, phase=Phase.BUILT)
+    timing = {**lease.timing_ms, **event.timing_ms}
+    lease = world.change(
+        lease, built=event.built, summary=summary, outcome=outcome, phase=Phase.BUILT, timing_ms=timing
+    )
     failure = outcome.failure
     if (
         failure is not None and (failure.kind in UNGRADED or failure.kind is FailureKind.EVALUATOR)
@@ -116,12 +122,24 @@ def on_report(world: World, settings: SchedulerSettings, event: StageChanged) ->
     elif event.stage is Stage.GRADED:
         timing = {**lease.timing_ms, **event.timing_ms}
         lease = world.change(lease, timing_ms=timing)
-        if event.grade is not None:
-            decide(world, lease, event.grade, event.failure)
+        if event.grade is not None and (reason := _unfit(event.grade, settings)) is None:
+            decide(world, lease, event.grade, bounded(event.failure))
         else:
-            message = "the grader reported neither a grade nor a failure"
-            failure = event.failure or Failure(kind=FailureKind.EVALUATOR, message=message, stage=Stage.EVALUATING)
-            lost(world, settings, lease, failure)
+            if event.grade is None:
+                reason = "the grader reported neither a grade nor a failure"
+            failure = Failure(kind=FailureKind.EVALUATOR, message=reason or "", stage=Stage.EVALUATING)
+            lost(world, settings, lease, bounded(event.failure) or failure)
+
+
+def _unfit(grade: Grade, settings: SchedulerSettings) -> str | None:
+    """Why a grade cannot be taken: what a check prints must stop neither this session nor all others."""
+    numbers = (grade.reward, *grade.rewards.values(), *grade.trace_rewards.values())
+    if any(one is not None and not math.isfinite(one) for one in numbers):
+        return "the grader reported a reward that is no finite number"
+    size = len(msgspec.msgpack.encode(grade))
+    if size > settings.max_grade_bytes:
+        return f"the grade takes {size} bytes and may take {settings.max_grade_bytes} (POLAR_SCHEDULER_MAX_GRADE_BYTES)"
+    return None
 
 
 def lost(world: World, settings: SchedulerSettings, lease: Lease, failure: Failure, *, revoke: bool = False) -> None:
@@ -183,7 +201,7 @@ def decide(world: World, lease: Lease, grade: Grade | None, failure: Failure | N
     world.change(
         lease,
         phase=Phase.GRADED,
-        grade=grade,
+        grade=None if grade is None else Grade(reward=grade.reward),  # the rest is in `graded`
         assignment_id=None,
         assigned_offset=-1,
         grader=None,

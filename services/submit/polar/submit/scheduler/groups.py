@@ -14,6 +14,7 @@ from polar.schemas import (
     GroupMember,
     GroupState,
     Member,
+    Outcome,
     Phase,
     StageChanged,
     Status,
@@ -22,6 +23,9 @@ from polar.schemas import (
 )
 
 from .world import World
+
+MEMBER_MESSAGE = 300
+"""Characters."""
 
 
 def on_finished(world: World, event: StageChanged) -> None:
@@ -36,7 +40,7 @@ def on_finished(world: World, event: StageChanged) -> None:
         session_id=lease.session_id,
         task_id=lease.task_id,
         attempt=lease.attempt,
-        outcome=outcome,
+        outcome=brief(outcome),
         reward=reward,
     )
     _count(world, world.tasks[lease.task_id], member)
@@ -48,8 +52,16 @@ def on_finished(world: World, event: StageChanged) -> None:
         world.drop(lease)
 
 
-def consider(world: World, group: GroupState) -> None:
-    """Decide the group if it is time."""
+def brief(outcome: Outcome) -> Outcome:
+    """An outcome as a group lists it, up to hundreds of them in a record: the details stand with each session."""
+    if outcome.failure is None:
+        return outcome
+    failure = replace(outcome.failure, message=outcome.failure.message[:MEMBER_MESSAGE], detail=None)
+    return replace(outcome, failure=failure)
+
+
+def consider(world: World, group: GroupState, *, over: bool = False) -> None:
+    """Decide the group if it is time; `over`: nothing can come any more."""
     if group.decided_at_ms is not None:
         return
     rewarded = [one for one in group.members if one.reward is not None]
@@ -57,7 +69,7 @@ def consider(world: World, group: GroupState) -> None:
         reason = "complete"
     elif group.quorum is not None and len(rewarded) >= group.quorum:
         reason = "quorum"
-    elif group.deadline_ms is not None and world.now_ms >= group.deadline_ms:
+    elif over or (group.deadline_ms is not None and world.now_ms >= group.deadline_ms):
         reason = "deadline"
     else:
         return

@@ -24,26 +24,32 @@ class _Credit(NamedTuple):
         return min(self.init, self.waiting)
 
 
-def session_credit(world: World, node: Node) -> int:
+def session_credit(world: World, node: Node, settings: SchedulerSettings) -> int:
     """How many more sessions a gateway takes now.
 
     INIT slots bound what is prepared at once. READY has a bound of its own, beyond the RUN slots that are free, so INIT
-    goes on while all RUN slots are busy, and stops when enough boxes wait.
+    goes on while all RUN slots are busy, and stops when enough boxes wait. Boxes kept for their grade have one, too:
+    without graders a gateway pauses.
     """
-    if not node.alive or node.draining or not node.whole:
+    if node.draining or not node.whole:
         return 0
     count = dict.fromkeys((Phase.ASSIGNED, Phase.READY, Phase.RUNNING), 0)
+    kept = 0
     for lease in world.at_node(node.node_id):
         if lease.phase in count:
             count[lease.phase] += 1
+        else:
+            kept += 1
+    if kept >= settings.kept_boxes:
+        return 0
     before_run = count[Phase.ASSIGNED] + count[Phase.READY]
     free_run = max(0, node.capacity("run") - count[Phase.RUNNING])
     waiting = node.capacity("ready") + free_run - before_run
     return max(0, _Credit(node.capacity("init") - count[Phase.ASSIGNED], waiting).free)
 
 
-def place_sessions(world: World) -> None:
-    credit = {node.node_id: session_credit(world, node) for node in world.nodes.values()}
+def place_sessions(world: World, settings: SchedulerSettings) -> None:
+    credit = {node.node_id: session_credit(world, node, settings) for node in world.nodes.values()}
     credit = {node: free for node, free in credit.items() if free > 0}
     heads = {needs: iter(list(queue)) for needs, queue in world.queues.items()}
     waiting = {needs: session for needs, queue in heads.items() if (session := _next(world, queue)) is not None}
@@ -85,7 +91,7 @@ def place_grades(world: World, settings: SchedulerSettings, sign: SignBox) -> No
     credit = {
         node.node_id: node.capacity("grade") - len(world.graded_at(node.node_id))
         for node in world.nodes.values()
-        if node.alive and not node.draining
+        if node.whole and not node.draining
     }
     for lease in world.in_phase(Phase.BUILT):
         strategy = world.requests[lease.task_id].evaluator.strategy

@@ -8,7 +8,10 @@ state is in `polar.leases`, so a leader that fails in any way starts anew from t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import traceback
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import structlog
 from msgspec.structs import replace
@@ -18,7 +21,6 @@ from polar.schemas import (
     CancelRequest,
     CloseRequest,
     Cursor,
-    DeadLetter,
     GradeAssigned,
     NodeHeartbeat,
     Problem,
@@ -27,9 +29,10 @@ from polar.schemas import (
     StageChanged,
     TaskRequest,
     Tick,
+    encode,
     sha256,
 )
-from polar.schemas.validation import Limits, Refused, check, parse
+from polar.schemas.validation import Limits, Refused, check, parse, unrecordable
 from polar.schemas.wire import JSON
 
 from .core import Scheduler
@@ -41,9 +44,20 @@ TRANSACTIONAL_ID = "polar-scheduler"
 INPUTS = ("tasks", "stages", "nodes")
 CURSORED = ("tasks", "stages")
 """`nodes` is compacted and small: it is read whole at each start."""
-DEAD_VALUE_BYTES = 64 * 1024
+TASK_SHARE = 2
+"""A task takes at most this part of a record: it is handed out, and given back with a trajectory, inside of others."""
+TRIES = 2
+"""A record at which the machine fails is read so often before it goes to `dead`."""
 
 log = structlog.get_logger("polar.submit.scheduler")
+
+
+class Poisoned(Exception):
+    """The machine failed at a record; what it holds is no longer to be trusted."""
+
+    def __init__(self, record: Record, cause: Exception) -> None:
+        super().__init__(f"{record.topic}/{record.partition}/{record.offset}: {type(cause).__name__}: {cause}")
+        self.ref = record.ref
 
 
 class SchedulerService:
@@ -67,6 +81,7 @@ class SchedulerService:
         self._leader_id = leader_id
         self._inline = inline_instruction_bytes
         self._terms = 0
+        self._suspects: Counter[RecordRef] = Counter()
         self.leading = asyncio.Event()
         """Set while this process leads and has read its state."""
 
@@ -86,6 +101,15 @@ class SchedulerService:
                 log.warning("the log failed the leader; starting anew from it", error=str(error))
                 standby = False
                 await self._bus.clock.sleep(self._settings.tick_seconds)
+            except Poisoned as poisoned:
+                self._suspects[poisoned.ref] += 1
+                trace = await asyncio.to_thread(traceback.format_exception, poisoned)  # reads source files
+                log.error(
+                    "a record cannot be taken; starting anew from the log",
+                    tries=self._suspects[poisoned.ref],
+                    exception="".join(trace),
+                )
+                standby = False
             finally:
                 self.leading.clear()
 
@@ -97,11 +121,10 @@ class SchedulerService:
             while silent < 2:
                 await self._bus.clock.sleep(self._settings.leader_silence)
                 heard = False
-                while True:
+                ends = await reader.ends()
+                while not reader.reached(ends):
                     records = await reader.poll(timeout_s=0.2)
                     heard = heard or any(isinstance(one.value, Tick) for one in records)
-                    if await reader.caught_up():
-                        break
                 silent = 0 if heard else silent + 1
         finally:
             await reader.close()
@@ -118,6 +141,7 @@ class SchedulerService:
                 f"{self._leader_id}/{self._terms}",
                 self._settings,
                 self._inline,
+                {ref for ref, tries in self._suspects.items() if tries >= TRIES},
             )
             await term.lead(self.leading)
         finally:
@@ -135,8 +159,10 @@ class _Term:
         leader_id: str,
         settings: SchedulerSettings,
         inline: int,
+        poison: Collection[RecordRef],
     ) -> None:
         self._bus = bus
+        self._poison = poison
         self._transactional = transactional
         self._machine = machine
         self._leader_id = leader_id
@@ -148,15 +174,11 @@ class _Term:
         self._dead: list[Out] = []
 
     async def lead(self, leading: asyncio.Event) -> None:
-        await self._restore()
-        start = {
-            (topic, partition): self._cursors.get((topic, partition), 0)
-            for topic in CURSORED
-            for partition in range(self._bus.partitions(topic))
-        }
-        reader = await self._bus.reader(INPUTS, start=start)
+        await self._restore_ticking()
+        reader = await self._bus.reader(INPUTS, start=dict(self._cursors))  # no cursor: from the beginning
         clock = self._bus.clock
         try:
+            ends = await reader.ends()
             due = clock.monotonic()
             while True:
                 records = await reader.poll(max_records=self._settings.max_batch, timeout_s=self._settings.poll_seconds)
@@ -164,8 +186,9 @@ class _Term:
                 # reports before beats: a beat may lack what a report in the same batch explains
                 for record in sorted(records, key=lambda one: one.topic == "nodes"):
                     await self._feed(record)
-                if not self._machine.caught_up and await reader.caught_up():
-                    self._machine.caught_up = True
+                self._move_cursors(reader)
+                if not self._machine.caught_up and reader.reached(ends):
+                    self._machine.catch_up()
                     leading.set()
                     log.info(
                         "leading",
@@ -183,6 +206,28 @@ class _Term:
                 await self._commit(ticking)
         finally:
             await reader.close()
+
+    async def _restore_ticking(self) -> None:
+        """`_restore`, with ticks meanwhile: a standby must not take a long one for a dead leader."""
+        restored = asyncio.Event()
+
+        async def tick_on() -> None:
+            while not restored.is_set():
+                async with self._transactional.transaction() as transaction:
+                    await transaction.send(self._tick())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._settings.tick_seconds):
+                        await restored.wait()
+
+        ticking = asyncio.create_task(tick_on())
+        try:
+            await self._restore()
+        finally:
+            restored.set()
+            # to its end: a transaction that is cut short would be the end of the producer
+            (failed,) = await asyncio.gather(ticking, return_exceptions=True)
+        if failed is not None:
+            raise failed
 
     async def _restore(self) -> None:
         machine = self._machine
@@ -213,14 +258,28 @@ class _Term:
             machine.world.know_request(request)
         machine.restored()
 
+    def _move_cursors(self, reader: Reader) -> None:
+        """To where the reader is: past the markers of transactions too, so that no cursor of a quiet partition falls
+        behind the start of its log."""
+        for place, position in reader.positions().items():
+            if place[0] in CURSORED and position > self._cursors.get(place, 0):
+                self._cursors[place] = self._dirty_cursors[place] = position
+
     async def _feed(self, record: Record) -> None:
-        if record.topic in CURSORED:
-            place = (record.topic, record.partition)
-            if record.offset < self._cursors.get(place, 0):
-                return
-            self._cursors[place] = self._dirty_cursors[place] = record.offset + 1
+        if self._poison and record.ref in self._poison:
+            if record.topic in CURSORED:
+                await self._bury(record, "the scheduler failed at it; its log says how")
+            return
+        try:
+            await self._take(record)
+        except (BusError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise Poisoned(record, error) from error
+
+    async def _take(self, record: Record) -> None:
         if record.topic == "tasks":
-            await self._feed_task(record)
+            await self._take_task(record)
             return
         match record.value:
             case StageChanged():
@@ -230,34 +289,43 @@ class _Term:
             case Tick():
                 if record.value.leader_id == self._leader_id:
                     self._machine.on_own_tick()
-            case None if record.error is not None:
-                self._bury(record, str(record.error))
+            case None if record.error is not None and record.topic in CURSORED:
+                await self._bury(record, str(record.error))
             case _:
                 pass  # its own answers to tasks
 
-    async def _feed_task(self, record: Record) -> None:
+    async def _take_task(self, record: Record) -> None:
         try:
             request = _request_of(record)
+            if isinstance(request, CancelRequest):
+                self._machine.on_cancel(request)
+            elif isinstance(request, CloseRequest):
+                message = "manual sessions are not part of this version"
+                raise Refused([Problem(field="type", message=message, code="not_available")], request.task_id)
+            elif problems := unrecordable(request):
+                raise Refused(problems, request.task_id)
+            else:
+                await self._accept(record, request)
         except Refused as refused:
             self._machine.reject(record.ref, refused.task_id, refused.problems)
-            self._bury(record, str(refused))
-            return
-        if isinstance(request, CancelRequest):
-            self._machine.on_cancel(request)
-        elif isinstance(request, CloseRequest):
-            message = "manual sessions are not part of this version"
-            problem = Problem(field="type", message=message, code="not_available")
-            self._machine.reject(record.ref, request.task_id, [problem])
-            self._bury(record, message)
-        else:
-            request, body = await self._with_claim(request)
-            before = len(self._machine.world.out)
-            self._machine.on_task(record.ref, request, body)
-            for emit in self._machine.world.out[before:]:
-                problems = getattr(emit.value, "problems", None)
-                # a conflict is answered to whoever sent it; there is nothing for an operator to mend
-                if problems and not {one.code for one in problems} & {"conflict", "too_late"}:
-                    self._bury(record, "; ".join(f"{one.field}: {one.message}" for one in problems))
+            await self._bury(record, str(refused))
+
+    async def _accept(self, record: Record, request: TaskRequest) -> None:
+        request, body = await self._with_claim(request)
+        size, most = len(encode(request)), self._bus.settings.max_record_bytes // TASK_SHARE
+        if size > most:
+            message = (
+                f"takes {size} bytes besides its instruction and may take {most}; move files out of "
+                "`runtime.prepare` and `metadata`"
+            )
+            raise Refused([Problem(field="", message=message)], request.task_id)
+        before = len(self._machine.world.out)
+        self._machine.on_task(record.ref, request, body)
+        for emit in self._machine.world.out[before:]:
+            problems = getattr(emit.value, "problems", None)
+            # a conflict is answered to whoever sent it; there is nothing for an operator to mend
+            if problems and not {one.code for one in problems} & {"conflict", "too_late"}:
+                await self._bury(record, "; ".join(f"{one.field}: {one.message}" for one in problems))
 
     async def _with_claim(self, request: TaskRequest) -> tuple[TaskRequest, str]:
         """The request with a long instruction as a claim, and the hash of its original body."""
@@ -272,25 +340,9 @@ class _Term:
             digest = instruction.sha256
         return request, sha256(replace(request, instruction=digest))
 
-    def _bury(self, record: Record, error: str) -> None:
+    async def _bury(self, record: Record, error: str) -> None:
         """A dead letter in the same transaction as the cursor that passes the record."""
-        value = record.raw or b""
-        self._dead.append(
-            Out(
-                "dead",
-                f"{record.topic}/{record.partition}/{record.offset}",
-                DeadLetter(
-                    origin=record.ref,
-                    service="scheduler",
-                    error=error,
-                    key=record.key.encode() if record.key is not None else None,
-                    value=value[:DEAD_VALUE_BYTES],
-                    headers=dict(record.headers),
-                    at_ms=self._bus.clock.now_ms(),
-                ),
-                source=record.ref,
-            )
-        )
+        self._dead.append(await self._bus.dead_out(record, error))
 
     async def _commit(self, ticking: bool) -> None:
         """Decisions, dead letters, tick, changed rows and cursors: all or none."""
@@ -301,9 +353,7 @@ class _Term:
         outs = [Out(one.topic, one.key, one.value, source=one.source) for one in emits]
         outs += self._dead
         if ticking:
-            self._ticks += 1
-            tick = Tick(leader_id=self._leader_id, number=self._ticks, at_ms=self._bus.clock.now_ms())
-            outs.append(Out("nodes", "tick", tick))
+            outs.append(self._tick())
         async with self._transactional.transaction() as transaction:
             refs = await transaction.send(*outs) if outs else []
             self._note_offsets(emits, refs)
@@ -316,6 +366,11 @@ class _Term:
                 await transaction.send(*rows)
         self._dead.clear()
         self._dirty_cursors.clear()
+
+    def _tick(self) -> Out:
+        self._ticks += 1
+        tick = Tick(leader_id=self._leader_id, number=self._ticks, at_ms=self._bus.clock.now_ms())
+        return Out("nodes", "tick", tick)
 
     def _note_offsets(self, emits: Sequence[Emit], refs: Sequence[RecordRef]) -> None:
         for emit, ref in zip(emits, refs, strict=False):

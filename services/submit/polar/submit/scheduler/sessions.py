@@ -6,6 +6,7 @@ partition of `polar.completions`, where builders and replays find it in log orde
 
 from __future__ import annotations
 
+import msgspec
 from msgspec.structs import replace
 
 from polar.schemas import (
@@ -34,6 +35,12 @@ from polar.schemas.ids import derived
 
 from .settings import SchedulerSettings
 from .world import ON_NODE, World
+
+MAX_FAILURE_BYTES = 1024 * 1024
+"""Of a reported failure, encoded; it goes into several records of the session."""
+TOKEN_SLACK_MS = 4 * 3_600_000
+"""Beyond the agent's time, for a key of an attempt that is over: its gateway's margin, and a gateway that was cut off
+and began the attempt only after it was fenced."""
 
 
 def assign(world: World, lease: Lease, node: str, boot: str) -> None:
@@ -161,15 +168,20 @@ def cancel(world: World, settings: SchedulerSettings, lease: Lease, reason: str)
     elif lease.phase in ON_NODE and lease.cancel is None:
         lease = world.change(lease, cancel=reason)
         _control(world, lease, ControlState.CANCELLED)
-        assert lease.node is not None
-        assert lease.boot is not None
-        world.emit(
-            "assignments",
-            lease.node,
-            SessionRevoked(
-                node=lease.node, boot=lease.boot, session_id=lease.session_id, attempt=lease.attempt, reason=reason
-            ),
-        )
+        revoke(world, lease, reason)
+
+
+def revoke(world: World, lease: Lease, reason: str) -> None:
+    """Let the gateway stop the attempt that it has."""
+    assert lease.node is not None
+    assert lease.boot is not None
+    world.emit(
+        "assignments",
+        lease.node,
+        SessionRevoked(
+            node=lease.node, boot=lease.boot, session_id=lease.session_id, attempt=lease.attempt, reason=reason
+        ),
+    )
 
 
 def cancelled(reason: str) -> Outcome:
@@ -190,7 +202,7 @@ def on_report(world: World, settings: SchedulerSettings, event: StageChanged) ->
         world.change(lease, phase=Phase.RUNNING)
     elif event.stage is Stage.ENDED:
         lease = world.change(lease, artifacts=event.artifacts, timing_ms={**lease.timing_ms, **event.timing_ms})
-        failure, code = event.failure, event.exit.exit_code if event.exit else None
+        failure, code = bounded(event.failure), event.exit.exit_code if event.exit else None
         if lease.cancel is not None:
             # whatever the exit: from the cancel on its calls were refused
             close(world, settings, lease, cancelled(lease.cancel))
@@ -202,6 +214,13 @@ def on_report(world: World, settings: SchedulerSettings, event: StageChanged) ->
             end_attempt(world, settings, lease, failure)
         else:
             close(world, settings, lease, Outcome(status=Status.ERROR, failure=failure, exit_code=code))
+
+
+def bounded(failure: Failure | None) -> Failure | None:
+    """A reported failure, without its details where they would burst the records it goes into."""
+    if failure is None or len(msgspec.msgpack.encode(failure)) <= MAX_FAILURE_BYTES:
+        return failure
+    return replace(failure, message=failure.message[:1000], detail=None)
 
 
 def finalize(world: World, session: str) -> None:
@@ -247,10 +266,17 @@ def _open(world: World, lease: Lease) -> None:
 
 
 def _control(world: World, lease: Lease, state: ControlState) -> None:
+    agent_s = world.requests[lease.task_id].timeout_seconds
     world.emit(
         "control",
         lease.session_id,
-        SessionControl(session_id=lease.session_id, state=state, attempt=lease.attempt, at_ms=world.now_ms),
+        SessionControl(
+            session_id=lease.session_id,
+            state=state,
+            attempt=lease.attempt,
+            at_ms=world.now_ms,
+            until_ms=world.now_ms + int(agent_s * 1000) + TOKEN_SLACK_MS,
+        ),
     )
 
 

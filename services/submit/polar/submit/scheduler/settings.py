@@ -32,6 +32,19 @@ class SchedulerSettings(PolarSettings):
     grade_margin: float = Field(
         30.0, ge=0, description="Seconds beyond evaluation_timeout until a silent grade is given up."
     )
+    overdue_margin: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds beyond timeout_seconds after which an attempt that a living gateway still calls running "
+        "is given up.",
+    )
+    kept_boxes: int = Field(
+        256, ge=1, description="Boxes a gateway may keep for grades to come before it is given no further session."
+    )
+    node_memory: int = Field(3_600, ge=60, description="Ticks after which a node that is gone is forgotten.")
+    max_grade_bytes: int = Field(
+        256 * 1024, ge=4096, description="Largest grade with its report; a larger one is a failure of the grader."
+    )
     release_repeat: int = Field(
         10, ge=1, description="Ticks until a release that a node has not acted on is sent again."
     )

@@ -33,7 +33,8 @@ class Emit(NamedTuple):
 
     topic: str
     key: str | None
-    value: Event
+    value: Event | None
+    """None: a tombstone."""
     source: RecordRef | None = None
 
 
@@ -53,20 +54,37 @@ class Node:
     halves: dict[str, NodeHeartbeat] = field(default_factory=dict)
     silent: dict[str, int] = field(default_factory=dict)
     """Ticks of this leader since each half's last beat."""
-    alive: bool = True
+    proven: set[str] = field(default_factory=set)
+    """Halves that have beaten since this leader began: the topic keeps the last beat of nodes long gone."""
+    keys: set[str] = field(default_factory=set)
+    """Of its records in `polar.nodes`."""
+    gone: int = 0
+    """Ticks since its last half fell silent."""
     released: dict[tuple[str, int], int] = field(default_factory=dict)
     """(session, attempt) → the tick at which its release was last sent, for rows that no lease explains."""
 
-    def beat(self, heartbeat: NodeHeartbeat) -> None:
+    def beat(self, heartbeat: NodeHeartbeat, *, live: bool) -> None:
+        """`live`: sent since this leader has caught up."""
         # a node that changed between one process and two leaves no stale half behind
         stale = ("init", "run") if heartbeat.half == "all" else ("all",)
         for half in stale:
-            self.halves.pop(half, None)
-            self.silent.pop(half, None)
+            self.drop(half)
         self.boot = heartbeat.boot_id
         self.halves[heartbeat.half] = heartbeat
         self.silent[heartbeat.half] = 0
-        self.alive = True
+        self.gone = 0
+        self.keys.add(self.node_id if heartbeat.half == "all" else f"{self.node_id}/{heartbeat.half}")
+        if live:
+            self.proven.add(heartbeat.half)
+
+    def drop(self, half: str) -> None:
+        self.halves.pop(half, None)
+        self.silent.pop(half, None)
+        self.proven.discard(half)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.halves)
 
     def capacity(self, name: str) -> int:
         return sum(getattr(one.capacity, name) for one in self.halves.values())
@@ -77,8 +95,8 @@ class Node:
 
     @property
     def whole(self) -> bool:
-        """Both halves are there."""
-        return "all" in self.halves or {"init", "run"} <= self.halves.keys()
+        """Both halves are there, and not from hearsay."""
+        return "all" in self.proven or {"init", "run"} <= self.proven
 
     def offered(self, kind: str) -> set[str]:
         return {name for one in self.halves.values() for name in getattr(one.offers, kind)}
@@ -193,7 +211,7 @@ class World:
         out, self.out = self.out, []
         return out
 
-    def emit(self, topic: str, key: str | None, value: Event, source: RecordRef | None = None) -> None:
+    def emit(self, topic: str, key: str | None, value: Event | None, source: RecordRef | None = None) -> None:
         self.out.append(Emit(topic, key, value, source))
 
     # questions
@@ -209,7 +227,8 @@ class World:
 
     def needs(self, lease: Lease) -> Needs:
         request = self.requests[lease.task_id]
-        return Needs(request.runtime.backend, request.agent.harness or "import_path")
+        # gateways offer the import paths they load by name, like harnesses
+        return Needs(request.runtime.backend, request.agent.harness or request.agent.import_path or "")
 
     def _index(self, lease: Lease) -> None:
         session = lease.session_id
