@@ -417,6 +417,31 @@ async def test_sigkill_of_the_node_during_a_start_runs_no_command_alone(place, b
     await until(lambda: running(seconds) == [])
 
 
+DIES_AT_THE_GATE = (
+    """
+import os, signal
+from polar.runtime.local.sandbox import SandboxProcess
+from polar.runtime.local.unsafe import SupervisedProcess
+def dying(release):
+    async def once(self):
+        await release(self)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return once
+for one in (SandboxProcess, SupervisedProcess):
+    one.release = dying(one.release)
+"""
+    + NODE
+)
+
+
+async def test_a_node_that_dies_the_moment_a_command_may_begin_leaves_none_behind(place, box, running):
+    seconds = unique_seconds()
+    arguments = (sys.executable, "-c", DIES_AT_THE_GATE, place.name, place.settings["root"], box.box_id)
+    node = await asyncio.create_subprocess_exec(*arguments, f"sleep {seconds}; true")
+    assert await node.wait() == -signal.SIGKILL
+    await until(lambda: running(seconds) == [])
+
+
 def _children(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

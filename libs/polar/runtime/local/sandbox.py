@@ -27,6 +27,7 @@ from polar.runtime.local.waiting import Held, read_until, write_all
 
 GATE = 'IFS= read -r _ || exit 125; exec "$@"'
 GO = b"\n"
+CHILD_POLL = 0.002  # seconds; the mounts of a box take about 10 ms
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class SandboxProcess:
         self._stdin = stdin
         self._outer = Held(process.pid)
         self._first: Held | None = None  # the sandbox's first process
+        self._pid = -1
         self._relay: Relay | None = None
         self._open = [status, block, stdin]
 
@@ -112,7 +114,7 @@ class SandboxProcess:
             raise BoxStartFailed(f"bubblewrap was not ready within {plan.patience:g} s") from None
         try:
             pid = int(json.loads(line)["child-pid"])
-            self._first = Held(pid)
+            self._first, self._pid = Held(pid), pid
         except (ValueError, KeyError) as error:
             raise BoxStartFailed("bubblewrap ended before the sandbox stood") from error
         try:
@@ -127,10 +129,19 @@ class SandboxProcess:
             listener = await listener_inside(pid, door.port, plan.patience)
             self._relay = Relay(listener, door.target, door.limit)
 
-    def release(self) -> None:
-        """Let the command begin."""
+    async def release(self) -> None:
+        """Let the command begin, once its life is bound to ours.
+
+        Bubblewrap binds its first process to itself some milliseconds after the block ends, when everything is mounted
+        and the shell at the second gate is started. Were that gate open by then, a node that dies in between would
+        leave its agent behind, alive and alone.
+        """
         with contextlib.suppress(BrokenPipeError):
             os.write(self._block, b"!")
+            with contextlib.suppress(TimeoutError):  # then as it is: `wait` sees what becomes of it
+                async with asyncio.timeout(self._plan.patience):
+                    while not await asyncio.to_thread(_has_child, self._pid):  # noqa: ASYNC110 - it tells nobody
+                        await asyncio.sleep(CHILD_POLL)
             os.write(self._stdin, GO)
 
     async def feed(self, data: bytes) -> None:
@@ -161,6 +172,15 @@ class SandboxProcess:
             for handle in self._open:
                 os.close(handle)
             self._open.clear()
+
+
+def _has_child(pid: int) -> bool:
+    """Whether a process has a child, or is gone, or the kernel does not tell. Blocks."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return bool(file.read().strip())
+    except OSError:
+        return True
 
 
 def _exit_code(status: bytes) -> int | None:

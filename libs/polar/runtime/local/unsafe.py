@@ -226,7 +226,7 @@ class SupervisedProcess:
     async def prepare(self) -> None:
         """Nothing: there is neither a network nor a group to make."""
 
-    def release(self) -> None:
+    async def release(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control, b"!")
 
