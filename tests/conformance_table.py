@@ -21,6 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SPELLING = {
+    "aiokafkas": "aiokafka's",
+    "json": "JSON",
+    "librdkafkas": "librdkafka's",
+    "pythons": "python's",
+    "vllms": "vLLM's",
+}
 MARKER = re.compile(r"<!-- conformance of (?P<suite>\S+): (?P<columns>.*?) -->\n.*?<!-- /conformance -->", re.DOTALL)
 
 
@@ -99,7 +106,7 @@ def heading(module: Path) -> str:
 
 def sentence(name: str) -> str:
     """What a test's name says."""
-    words = name.removeprefix("test_").replace("_", " ")
+    words = " ".join(SPELLING.get(word, word) for word in name.removeprefix("test_").split("_"))
     return words[0].upper() + words[1:]
 
 

@@ -1,4 +1,4 @@
-"""The embedded broker over restarts: clean, killed, torn and corrupt. Embedded only."""
+"""The embedded broker's files and process: torn, corrupt, deleted, shared, left alone. Embedded only."""
 
 import asyncio
 import os
@@ -31,14 +31,6 @@ async def own(broker: BrokerProcess) -> AsyncIterator[Cluster]:
         await broker.start()
     # The directory goes with the test, and its clients may not have noticed the last restart yet.
     await cluster.close(keep_topics=True)
-
-
-async def restart(broker: BrokerProcess, how: str) -> None:
-    if how == "sigkill":
-        await broker.kill()
-    else:
-        assert await broker.stop() == 0
-    await broker.start()
 
 
 async def test_a_clean_stop_answers_who_waits_and_is_quick(broker: BrokerProcess, own: Cluster) -> None:
@@ -129,7 +121,8 @@ async def test_deleted_topics_and_records_stay_deleted_over_a_kill(broker: Broke
     admin = await own.admin()
     await admin.delete_topics([gone])
     await admin.delete_records({TopicPartition(kept, 0): RecordsToDelete(6)})
-    await restart(broker, "sigkill")
+    await broker.kill()
+    await broker.start()
     fresh = Cluster(broker.bootstrap, is_kafka=False)
     assert gone not in await (await fresh.admin()).list_topics()
     assert [record.offset for record in await fresh.read(kept, 4)] == [6, 7, 8, 9]
@@ -162,7 +155,8 @@ async def test_many_records_are_all_there_after_a_kill(broker: BrokerProcess, ow
     producer = await own.producer(linger_ms=5, enable_idempotence=True)
     sends = [await producer.send(topic, b"%06d" % index + b"x" * 500) for index in range(12_000)]
     await asyncio.gather(*sends)
-    await restart(broker, "sigkill")
+    await broker.kill()
+    await broker.start()
     fresh = Cluster(broker.bootstrap, is_kafka=False)
     consumer = await fresh.consumer(topic)
     records = await take(consumer, 12_000, 30)

@@ -38,6 +38,9 @@ async def send_all(cluster: Cluster, topic: str) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "prepared", ["embedded", pytest.param("kafka-docker", marks=pytest.mark.docker)], indirect=True
+)
 async def test_records_are_copied_exactly_once_while_workers_and_broker_are_killed(
     mortal: BrokerProcess | KafkaContainer, own: Cluster, tmp_path: Path
 ) -> None:

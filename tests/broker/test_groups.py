@@ -132,11 +132,14 @@ async def test_a_silent_member_is_put_out_after_its_session(cluster: Cluster) ->
 class RawMember:
     """A group member by hand: it heartbeats only when told to."""
 
-    def __init__(self, cluster: Cluster, group: str, topic: str, instance: str | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, group: str, topic: str, instance: str | None = None, session_ms: int = SESSION
+    ) -> None:
         self._cluster = cluster
         self._group = group
         self._topic = topic
         self._instance = instance
+        self._session_ms = session_ms
         self._raw: Any = None
         self.member_id = ""
         self.generation = -1
@@ -147,6 +150,8 @@ class RawMember:
     async def call(self, api: int, version: int, **fields: Any) -> Any:
         if self._raw is None:
             self._raw = await self._cluster.raw()
+            # Apache Kafka has no coordinators before somebody first asked for one.
+            await self._raw.call(10, 2, key=self._group, key_type=0)
         return await self._raw.call(api, version, **fields)
 
     async def join(self, *, protocols: tuple[str, ...] = ("range",)) -> str:
@@ -157,7 +162,7 @@ class RawMember:
                 11,
                 9,
                 group_id=self._group,
-                session_timeout=timedelta(milliseconds=SESSION),
+                session_timeout=timedelta(milliseconds=self._session_ms),
                 rebalance_timeout=timedelta(seconds=5),
                 member_id=self.member_id,
                 group_instance_id=self._instance,

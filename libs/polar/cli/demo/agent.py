@@ -13,9 +13,12 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 TASKS = {  # questions, and what an answer must contain
-    "capitals": [("What is the capital of Japan?", "tokyo"), ("And what is the capital of France?", "paris")],
-    "opposites": [("What is the opposite of hot?", "cold"), ("And what is the opposite of big?", "small|little")],
     "colors": [("Name three colors, such as red, green or blue.", "(red|green|blue|yellow|white|black).*" * 3)],
+    "capitals": [("What is the capital of France?", "paris"), ("And what is the capital of Italy?", "rome")],
+    "tokyo": [
+        ("What is the capital of Japan?", "tokyo"),
+        ("Name a food that people eat in Tokyo.", "sushi|ramen|rice|noodle|tempura|udon|soba|miso|fish"),
+    ],
 }
 TRIES = 2
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polar.schemas import BuilderSpec, Trace, Trajectory, encode
+from polar.schemas import BuilderSpec, Context, Trace, Trajectory, encode
 
 from ..show import marked
 from ..tokens import pieces
@@ -29,13 +29,17 @@ ENOUGH = 6
 
 @dataclass(frozen=True)
 class Token:
-    """One id of a trace. `logprob` is None where it was not sampled; `changed`: re-tokenizing puts another there."""
+    """One id of a trace. `logprob` is None where it was not sampled; `changed`: re-tokenizing puts another there.
+
+    `invented`: the end of a turn that was cut off, which the template writes and the policy never sampled.
+    """
 
     id: int
     text: str
     logprob: float | None
     trained: bool
     changed: bool
+    invented: bool
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ class Example:
     def changed(self) -> int:
         """Trained ids that re-tokenizing would change."""
         return sum(one.trained and one.changed for one in self.tokens)
+
+    @property
+    def invented(self) -> int:
+        """Ends of turns that nobody sampled, which a transcript's assistant messages would train."""
+        return sum(one.invented for one in self.tokens)
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,8 @@ def rate(trajectory: Trajectory, tokenizer: Tokenizer) -> float:
         return 0.0
     text = "".join(part for sampled, _ in found for _, part in sampled)
     legible = sum(one.isascii() and (one.isalnum() or one == " ") for one in text) / max(1, len(text))
-    return min(wrong, ENOUGH) + 3 * legible + min(len(trace.turns), 3)
+    read_again = any(turn.context is not Context.EXACT for turn in trace.turns)
+    return min(wrong, ENOUGH) + 3 * legible + 2 * min(len(trace.turns), 3) + 4 * read_again
 
 
 def example(trajectory: Trajectory, tokenizer: Tokenizer) -> Example:
@@ -132,6 +142,7 @@ def example(trajectory: Trajectory, tokenizer: Tokenizer) -> Example:
     trace = trajectory.traces[0]
     marks = marked(trajectory, trace, tokenizer)
     edges = {edge for turn in trace.turns for edge in (turn.start, turn.end)}
+    cut = {turn.end for turn in trace.turns if turn.truncated}
     texts = pieces(tokenizer, marks.ids, edges)
     tokens = [
         Token(
@@ -140,6 +151,7 @@ def example(trajectory: Trajectory, tokenizer: Tokenizer) -> Example:
             logprob=float(marks.logprobs[i]) if marks.sampled[i] else None,
             trained=bool(marks.trained[i]),
             changed=bool(marks.changed[i]),
+            invented=i in cut and not marks.sampled[i],
         )
         for i, text in enumerate(texts)
     ]
@@ -181,3 +193,21 @@ def compared(entries: Sequence[Entry]) -> list[Built]:
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, bool]]:
     return [(len(list(run)), bool(one)) for one, run in groupby(mask)]
+
+
+def read_again(example: Example) -> str:
+    """What became of turns whose context the engine read in other ids than were sampled; empty where there are none."""
+    turns = [number for number, turn in enumerate(example.trace.turns) if turn.context is not Context.EXACT]
+    if not turns:
+        return ""
+    names = ", ".join(map(str, turns))
+    return (
+        f"The trace keeps the ids that were sampled. Before turn {names} the engine read the re-tokenized text, so "
+        "that context is marked as retokenized, for a trainer that wants exact ones only."
+    )
+
+
+def invented(count: int) -> str:
+    """What to say of ends of turns that nobody sampled."""
+    ends = "1 end of a turn" if count == 1 else f"{count} ends of turns"
+    return f"And {ends} that the model never sampled, since it was cut off there, would be trained as if it had."

@@ -13,7 +13,7 @@ from html import escape
 from polar.schemas import Trajectory
 
 from ..output import visible
-from .insight import Built, Change, Example, Token
+from .insight import Built, Change, Example, Token, invented, read_again
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfbfa; --text: #1c1d20; --quiet: #6b6e76; --line: #dcdde1; --card: #fff;
@@ -52,7 +52,8 @@ td, th { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--line); v
 tr:last-child td { border-bottom: 0; } .right { text-align: right; }
 code { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre { font: 14px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; margin: 0; white-space: pre-wrap; }
-.piece { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3em; margin-right: .25em; white-space: pre; }
+.piece { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3em; margin-right: .25em; white-space: pre;
+  font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .piece small { color: var(--quiet); }
 .bar { display: flex; height: 15px; border-radius: 4px; overflow: hidden; margin: 4px 0; background: var(--line); }
 .bar i { background: var(--given); opacity: .38; } .bar i.t { background: var(--one); opacity: 1; }
@@ -142,10 +143,12 @@ def _trace(example: Example) -> str:
         if example.changed
         else ""
     )
+    if example.invented:
+        wrong += f" {escape(invented(example.invented))}"
     key = (
         '<p class="key quiet"><span class="given">given</span><span class="p3">p ≥ 0.9</span>'
         '<span class="p2">≥ 0.5</span><span class="p1">≥ 0.1</span><span class="p0">&lt; 0.1</span>'
-        '<span class="p3 changed">re-tokenized otherwise</span></p>'
+        '<span class="p3 changed">re-tokenized otherwise</span><span class="given changed">never sampled</span></p>'
     )
     tokens = "".join(_token(token) for token in example.tokens)
     return f'<h2>One trace, token by token</h2><p>{told}{wrong}</p>{key}<div class="card tokens">{tokens}</div>'
@@ -154,7 +157,8 @@ def _trace(example: Example) -> str:
 def _token(token: Token) -> str:
     text = visible(token.text)
     if token.logprob is None:
-        return f'<span class="given" title="id {token.id}, given">{escape(text)}</span>'
+        kind = "given changed" if token.invented else "given"
+        return f'<span class="{kind}" title="id {token.id}, given">{escape(text)}</span>'
     probability = math.exp(min(token.logprob, 0.0))
     shade = next(name for least, name in ((0.9, "p3"), (0.5, "p2"), (0.1, "p1"), (-1.0, "p0")) if probability >= least)
     classes = [shade, *(["changed"] if token.changed else []), *([] if token.trained else ["masked"])]
@@ -166,13 +170,14 @@ def _changes(example: Example) -> str:
     if not example.changes:
         return ""
     rows = "".join(
-        f'<tr><td class="right">{one.turn}</td><td>{_pieces(one.sampled)}</td><td>{_pieces(one.again)}</td></tr>'
+        f"<tr><td>{one.turn}</td><td>{_pieces(one.sampled)}</td><td>{_pieces(one.again)}</td></tr>"
         for one in example.changes
     )
     return (
         "<h2>What re-tokenizing would have trained</h2><p>The same characters, as the policy sampled them and as the "
-        'tokenizer writes them.</p><div class="card"><table><tr><th class="right">turn</th><th>sampled: what Polar '
-        f"trains</th><th>re-tokenized</th></tr>{rows}</table></div>"
+        'tokenizer writes them.</p><div class="card"><table><tr><th style="width:4rem">turn</th>'
+        f"<th>sampled: what Polar trains</th><th>re-tokenized</th></tr>{rows}</table></div>"
+        f'<p class="quiet">{escape(read_again(example))}</p>'
     )
 
 

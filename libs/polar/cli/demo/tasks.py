@@ -1,6 +1,6 @@
 """What `polar demo` runs: short questions that a 135M model gets right sometimes, and how they are graded.
 
-Measured on the embedded model at temperature 1 and 20 tokens, right of 24 samples: capitals 19, opposites 9, colors 11.
+The embedded model at temperature 1 gets about half of them right, so that groups have rewards of both kinds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polar.schemas import (
 )
 
 SAMPLES = 8
-MAX_TOKENS = 20
+MAX_TOKENS = 32
 WORKSPACE_AGENT = "/polar/session/workspace/demo_agent.py"
 
 
@@ -33,19 +33,20 @@ class DemoTask:
     check: str
 
 
+FOODS = "sushi|ramen|rice|noodle|tempura|udon|soba|miso|fish"
 COLORS = "(red|green|blue|yellow|white|black)"
 TASKS = (
+    DemoTask("colors", "three colors", f"grep -qiE '{COLORS}.*{COLORS}.*{COLORS}' answers.txt"),
     DemoTask(
         "capitals",
-        "the capitals of Japan and of France",
-        "sed -n 1p answers.txt | grep -qi tokyo && sed -n 2p answers.txt | grep -qi paris",
+        "the capitals of France and of Italy",
+        "sed -n 1p answers.txt | grep -qi paris && sed -n 2p answers.txt | grep -qi rome",
     ),
     DemoTask(
-        "opposites",
-        "the opposites of hot and of big",
-        "sed -n 1p answers.txt | grep -qi cold && sed -n 2p answers.txt | grep -qiE 'small|little'",
+        "tokyo",
+        "the capital of Japan and a food of that city",
+        f"sed -n 1p answers.txt | grep -qi tokyo && sed -n 2p answers.txt | grep -qiE '{FOODS}'",
     ),
-    DemoTask("colors", "three colors", f"grep -qiE '{COLORS}.*{COLORS}.*{COLORS}' answers.txt"),
 )
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..output import plain_table, visible
 from ..show import PROBABLE
-from .insight import Built, Example
+from .insight import Built, Example, invented, read_again
 from .page import Group
 
 SHOWN_CHANGES = 8
@@ -52,9 +52,9 @@ def example(out: Console, found: Example) -> None:
         if plain and token.trained != open_:
             line.append("⟦" if token.trained else "⟧")
             open_ = token.trained
-        if plain and token.changed:
+        if plain and (token.changed or token.invented):
             line.append("~")
-        line.append(visible(token.text), _style(token.logprob, changed=token.changed))
+        line.append(visible(token.text), _style(token.logprob, marked=token.changed or token.invented))
     line.append("⟧" if open_ else "")
     out.print(line, soft_wrap=True)
     if not found.changes:
@@ -71,14 +71,18 @@ def example(out: Console, found: Example) -> None:
     more = len(found.changes) - SHOWN_CHANGES
     if more > 0:
         out.print(Text(f"  … and {more} more places", "dim"))
+    if found.invented:
+        out.print(Text(f"  {invented(found.invented)}"), soft_wrap=True)
+    if told := read_again(found):
+        out.print(Text(told, "dim"), soft_wrap=True)
 
 
-def _style(logprob: float | None, *, changed: bool) -> str:
+def _style(logprob: float | None, *, marked: bool) -> str:
     if logprob is None:
-        return "dim"
+        return "dim underline" if marked else "dim"
     probability = math.exp(min(logprob, 0.0))
     colour = next((colour for least, colour in PROBABLE if probability >= least), "red")
-    return f"{colour} underline" if changed else colour
+    return f"{colour} underline" if marked else colour
 
 
 def _pieces(pieces: Sequence[tuple[int, str]]) -> str:
