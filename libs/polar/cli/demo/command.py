@@ -226,7 +226,7 @@ class _Demo:
     async def _look(
         self, client: PolarClient, engine: str, trajectories: Sequence[Trajectory], folder: Path | None
     ) -> None:
-        closer = await look_closer(client, engine, trajectories)
+        closer = await look_closer(client, engine, self._options.model, trajectories)
         if closer.why_no_words:
             self._say(f"[yellow]no names for token ids: {escape(closer.why_no_words)}[/]")
         if closer.example is not None:

@@ -30,12 +30,14 @@ class Closer:
     why_no_words: str | None = None
 
 
-async def look_closer(client: PolarClient, engine: str, trajectories: Sequence[Trajectory]) -> Closer:
+async def look_closer(
+    client: PolarClient, engine: str, model: str | None, trajectories: Sequence[Trajectory]
+) -> Closer:
     """The session that shows best what re-tokenizing does, and how each strategy builds it."""
     why = None
     found: Example | None = None
     try:
-        found = await asyncio.to_thread(_example, engine, trajectories)
+        found = await asyncio.to_thread(_example, engine, model, trajectories)
     except NoWords as error:
         why = str(error)
     shown = found.trajectory if found is not None else next((one for one in trajectories if one.traces), None)
@@ -45,8 +47,8 @@ async def look_closer(client: PolarClient, engine: str, trajectories: Sequence[T
     return Closer(found, await asyncio.to_thread(compared, entries), why)
 
 
-def _example(engine: str, trajectories: Sequence[Trajectory]) -> Example | None:
-    with EngineTokenizer(engine) as words:
+def _example(engine: str, model: str | None, trajectories: Sequence[Trajectory]) -> Example | None:
+    with EngineTokenizer(engine, model) as words:
         tokenizer = cast("Tokenizer", words)  # it has what is asked of one
         chosen = choose(trajectories, tokenizer)
         return example(chosen, tokenizer) if chosen is not None else None

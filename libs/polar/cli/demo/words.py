@@ -24,15 +24,16 @@ class Encoded(NamedTuple):
 class EngineTokenizer:
     """What `polar.cli.tokens` needs of a `tokenizers.Tokenizer`, asked of an engine; answers are kept.
 
-    `base_url` ends in /v1. Every method raises NoWords where the engine does not answer as expected.
+    `base_url` ends in /v1; `model`: the first that the engine serves, by default. Every method raises NoWords where the
+    engine does not answer as expected.
     """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, model: str | None = None) -> None:
         url = urlsplit(base_url)
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(url.netloc, timeout=TIMEOUT_S)
         self._root = url.path.rstrip("/").removesuffix("/v1")
-        self._model: str | None = None
+        self._model = model
         self._decoded: dict[tuple[int, ...], str] = {}
         self._encoded: dict[str, list[int]] = {}
 
@@ -44,7 +45,7 @@ class EngineTokenizer:
 
     @property
     def model(self) -> str:
-        """The first model that the engine serves."""
+        """The model whose tokenizer it is."""
         if self._model is None:
             try:
                 self._model = str(self._ask("GET", "/v1/models")["data"][0]["id"])

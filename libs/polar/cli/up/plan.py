@@ -25,7 +25,7 @@ from .folder import Folder
 from .supervisor import Program
 
 SERVICES = ("submit", "proxy", "builder", "evaluator", "gateway")
-USUAL = {"kafka": 9092, "model": 8000, "submit": 8080, "proxy": 8100, "gateway": 8720}
+USUAL = {"kafka": 9092, "model": 8210, "submit": 8080, "proxy": 8100, "gateway": 8720}
 PORT_SETTINGS = {"submit": ("submit", "port"), "proxy": ("proxy", "port"), "gateway": ("gateway", "runtime_api_port")}
 HOST = "127.0.0.1"
 EMBEDDED_MODEL = "smollm2-135m"
@@ -240,8 +240,9 @@ def _service(name: str, port: int, env: Mapping[str, str]) -> Program:
         name=name,
         argv=[sys.executable, "-m", "polar.cli.main", "serve", name],
         env={**env, "POLAR_METRICS_PORT": str(port)},
-        after=("kafka",),
-        # the gateway ends first: its boxes need the proxy and the log to end in order
+        # the gateway begins last, since sessions of an earlier run go on as soon as it is there and need the model; and
+        # it ends first, since its boxes need the proxy and the log to end in order
+        after=("kafka", "proxy", "model") if name == "gateway" else ("kafka",),
         stop=0 if name == "gateway" else 1,
         ready=partial(_answers, port),
         ready_s=90.0,
