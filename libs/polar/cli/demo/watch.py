@@ -92,7 +92,7 @@ class Watch:
         return show
 
     def _table(self) -> Table:
-        table = plain_table(("task", "left"), *((name, "right") for name in live.NAMES), ("rewards", "left"))
+        table = plain_table(("task", "left"), *((name, "right") for name in live.NAMES), ("rewards", "left"), gap=1)
         for name, progress in self._tasks.items():
             counts = progress.counts()
             row = [
@@ -121,5 +121,4 @@ def _rewards(progress: live.Progress) -> Text:
             told.append("·", "dim")
         else:
             told.append(f"{one.reward:g}", "bold green" if one.reward else "red")
-        told.append(" ")
     return told

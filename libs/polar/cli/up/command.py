@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import signal
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from rich.markup import escape
 from polar.service.settings import ConfigWrong
 
 from ..output import BAD_INPUT, console, fail
-from .discover import DEFAULT_DIR
+from .discover import DEFAULT_DIR, STATE_VARIABLE
 from .errors import CannotUp
 from .plan import SERVICES, Wish
 from .up import Up
@@ -37,9 +36,9 @@ another --dir). Stop it with Ctrl-C; once more ends everything at once. To forge
 
 
 def up(
-    directory: Annotated[Path, typer.Option("--dir", help="Folder that holds all state; made where missing.")] = Path(
-        os.environ.get("POLAR_STATE_DIR") or DEFAULT_DIR
-    ),
+    directory: Annotated[
+        Path, typer.Option("--dir", envvar=STATE_VARIABLE, help="Folder that holds all state; made where missing.")
+    ] = Path(DEFAULT_DIR),
     model_url: Annotated[
         str | None,
         typer.Option(help="An engine that speaks vLLM's API, such as http://127.0.0.1:8000/v1; several with commas."),
@@ -80,13 +79,13 @@ def run_up(main: Callable[[], object]) -> int:
 
 
 class Stopping:
-    """SIGINT and SIGTERM: the first asks to stop, the second cancels whatever still goes on."""
+    """SIGINT, SIGTERM, SIGHUP (no terminal any more): the first asks to stop, the second cancels what still goes on."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._got)
 
     def _got(self) -> None:

@@ -231,6 +231,7 @@ def _model(folder: Folder, port: int, env: Mapping[str, str], name: str) -> Prog
         ready=partial(_exists, ready),
         ready_s=180.0,
         stop_s=5.0,
+        hint="or name an engine of your own with --model-url",
         before=partial(ready.unlink, missing_ok=True),
     )
 

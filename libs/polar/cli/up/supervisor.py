@@ -39,7 +39,8 @@ class Program:
     `after`: programs that have to be ready before this one is started. `stop`: programs of one number are stopped
     together, once those of lower numbers have ended.
     `ready`: asked until it says yes, again after each start. `before`: called before each start, e.g. to remove the
-    file that `ready` looks for. `stop_s`: seconds between SIGTERM and SIGKILL.
+    file that `ready` looks for. `stop_s`: seconds between SIGTERM and SIGKILL. `hint`: what to do where it
+    cannot start.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Program:
     ready_s: float = 60.0
     stop_s: float = 10.0
     before: Callable[[], None] = field(default=lambda: None)
+    hint: str | None = None
 
 
 class Watcher:
@@ -176,7 +178,7 @@ class _Child:
                     why = self._log.why()
                     raise CannotUp(
                         f"{self.program.name} could not start ({how})" + (f": {why}" if why else ""),
-                        hint=f"its log: {self._log.path}",
+                        hint=self._where(),
                     )
                 quick = 0 if time.monotonic() - began >= STEADY_S else quick + 1
                 pause = BACKOFF_S[quick - 1] if 0 < quick <= len(BACKOFF_S) else BACKOFF_MAX_S if quick else 0.0
@@ -243,8 +245,12 @@ class _Child:
             if time.monotonic() - began > self.program.ready_s and not self._was_ready.is_set():
                 raise CannotUp(
                     f"{self.program.name} is not ready after {self.program.ready_s:g} s",
-                    hint=f"its log: {self._log.path}",
+                    hint=self._where(),
                 )
             await asyncio.sleep(PROBE_S)
         self._was_ready.set()
         self._watcher.ready(self.program.name, time.monotonic() - began)
+
+    def _where(self) -> str:
+        log = f"its log: {self._log.path}"
+        return f"{self.program.hint}; {log}" if self.program.hint else log

@@ -58,9 +58,9 @@ class Up:
 
     async def __aenter__(self) -> Self:
         began = time.monotonic()
-        self._folder = folder = Folder.open(self.wish.directory)
+        self._folder = folder = await asyncio.to_thread(Folder.open, self.wish.directory)
         try:
-            self._plan = plan = make_plan(self.wish, folder, self._environ)
+            self._plan = plan = await asyncio.to_thread(make_plan, self.wish, folder, self._environ)
             if not plan.embedded_kafka:
                 await asyncio.to_thread(_reach_kafka, plan.kafka)
             if not plan.embedded_model:
