@@ -68,6 +68,13 @@ def fifty(tmp_path: Path) -> TaskRequest:
     )
 
 
+async def more_calls(engine: ScriptedEngine, stack: Stack, finished: int) -> None:
+    try:
+        await engine.until(lambda stats: stats.finished >= finished, timeout=90)
+    except TimeoutError:
+        raise AssertionError(f"stuck: {engine.stats}, not {finished} finished\n{stack.tails()}") from None
+
+
 async def all_ended(client: PolarClient, task_id: str, stack: Stack, timeout_s: float = 300) -> list[Trajectory]:
     found: list[Trajectory] = []
     try:
@@ -118,8 +125,7 @@ async def test_every_process_killed_in_the_middle(tmp_path: Path, bootstrap: str
             for name in order:
                 # so many more calls from kill to kill, so that each falls into the work
                 done = slow_engine.stats.finished + chooser.randint(2, 6)
-                async with asyncio.timeout(90):
-                    await slow_engine.until(lambda stats, done=done: stats.finished >= done, timeout=90)  # type: ignore[misc]
+                await more_calls(slow_engine, stack, done)
                 stack.kill(name, signal.SIGKILL)
                 stack.start(name)
             trajectories = await all_ended(client, accepted.task_id, stack)
@@ -150,8 +156,7 @@ async def test_the_broker_killed_in_the_middle(tmp_path: Path, slow_engine: Scri
         await asyncio.to_thread(stack.wait_ready)
         async with PolarClient(stack.bus_settings()) as client:
             accepted = await client.submit(fifty(tmp_path))
-            async with asyncio.timeout(90):
-                await slow_engine.until(lambda stats: stats.finished >= 20, timeout=90)
+            await more_calls(slow_engine, stack, 20)
             await asyncio.to_thread(signal_kafka, Path(folder), signal.SIGKILL)
             await asyncio.to_thread(start_kafka)
             trajectories = await all_ended(client, accepted.task_id, stack)
