@@ -72,6 +72,19 @@ def test_exit_code_0_is_no_failure():
     )
 
 
+def test_a_harness_that_failed_because_the_proxy_was_away_may_be_tried_again():
+    ended = ExecOutcome(return_code=1, stdout=b"", stderr=b"", duration_s=1.5, door_lost=2)
+    failure = exit_ending(ended, "boom", 10).failure
+    assert failure is not None
+    assert (failure.kind, failure.retryable) == (FailureKind.INFRA, True)
+    assert "the model proxy was away (2 connections lost)" in failure.message
+
+
+def test_a_harness_that_got_over_a_lost_proxy_has_no_failure():
+    ended = ExecOutcome(return_code=0, stdout=b"", stderr=b"", duration_s=1.5, door_lost=1)
+    assert exit_ending(ended, "bye", 10).failure is None
+
+
 def test_another_exit_code_is_the_harness_s_failure_with_its_last_words():
     ending = exit_ending(outcome(7), "boom", 10)
     assert ending.exit.exit_code == 7

@@ -131,7 +131,9 @@ except ConnectionResetError: print("reset")
 async def test_a_dead_proxy_is_an_error_for_the_client_and_not_for_the_box(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()[:2]
-    box = await place.box(Door(address))
+    place.settings["door_patience"] = 0.2
+    made = await place.box(Door(address))
+    box = await (await place.again()).attach(made.box_id)
     body = """
 try:
     s = socket.create_connection(address); s.sendall(b"x"); print(s.recv(1))
@@ -139,6 +141,55 @@ except OSError: print("refused")
 """
     outcome = await box.exec(client(body), env={"DOOR": box.door_url}, timeout=60)
     assert outcome.stdout in (b"refused\n", b"b''\n")
+    assert outcome.door_lost == (1 if box_has_a_relay(place) else 0)
+
+
+def box_has_a_relay(place) -> bool:
+    return place.runtime.capabilities.proxy_only_network
+
+
+async def test_a_proxy_that_starts_later_is_waited_for(place):
+    place.needs("proxy_only_network")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()[:2]
+    box = await place.box(Door(address))
+    body = """
+s = socket.create_connection(address); s.sendall(b"asked"); open("asked", "w").close(); print(s.recv(5))
+"""
+    task = asyncio.create_task(box.exec(client(body), env={"DOOR": box.door_url}, timeout=60))
+    async with asyncio.timeout(30):
+        while b"asked" not in (await box.exec("ls")).stdout:
+            assert not task.done(), task.result().stderr_text
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        writer.close()
+
+    async with await asyncio.start_server(answer, *address):
+        outcome = await task
+    assert (outcome.stdout, outcome.door_lost) == (b"b'asked'\n", 0), outcome.stderr_text
+
+
+async def test_a_proxy_that_goes_away_before_its_answer_is_counted(place):
+    place.needs("proxy_only_network")
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readexactly(5) == b"first":
+            writer.write(b"hello")
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        box = await place.box(Door(server.sockets[0].getsockname()[:2]))
+        body = """
+for word in sys.argv[1:]:
+    s = socket.create_connection(address); s.sendall(word.encode())
+    try:
+        while s.recv(5): pass
+    except OSError: pass
+"""
+        outcome = await box.exec([*client(body), "first", "other", "third"], env={"DOOR": box.door_url}, timeout=60)
+    assert (outcome.return_code, outcome.door_lost) == (0, 2), outcome.stderr_text
 
 
 async def test_connections_end_when_the_command_ends(place, proxy):

@@ -108,7 +108,9 @@ class ExecOutcome:
     else by `kill_all` or `destroy`. A command that died of signal N has 128+N. `stdout` and `stderr` are the last
     bytes of each stream, `truncated` says that earlier ones are missing, `log_truncated` that the log file is cut.
     `duration_s` counts from the start of the command to the death of its last process. `oom_killed`: the kernel
-    killed a process of this box for its memory limit meanwhile (exact for one command at a time).
+    killed a process of this box for its memory limit meanwhile (exact for one command at a time). `door_lost`: the
+    command's connections through the door that found no proxy, or lost it before its answer began; 0 also where a
+    backend cannot tell.
     """
 
     return_code: int | None
@@ -119,6 +121,7 @@ class ExecOutcome:
     log_truncated: bool = False
     duration_s: float = 0.0
     oom_killed: bool = False
+    door_lost: int = 0
 
     @property
     def ok(self) -> bool:

@@ -47,6 +47,8 @@ class CommandProcess(Protocol):
     async def feed(self, data: bytes) -> None: ...
     async def wait(self) -> None: ...
     async def end(self) -> int | None: ...
+    @property
+    def door_lost(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +207,7 @@ class FolderBox(ABC):
             log_truncated=log is not None and log.truncated,
             duration_s=ended - began,
             oom_killed=oom,
+            door_lost=running.door_lost,
         )
 
     def _explained(self, failure: RuntimeFailure, stderr: bytes) -> RuntimeFailure:

@@ -2,7 +2,8 @@
 
 The listener is made from outside (`listen_helper.py`), so the box needs no network device but its loopback, and
 nothing in the box chooses where the relay leads. Streams may be quiet for as long as they like, each direction ends
-by itself (half-close), an error on one side resets the other, and at `limit` connections further ones wait.
+by itself (half-close), an error on one side resets the other, and at `limit` connections further ones wait. A proxy
+that is away is tried again for `patience` seconds, so that its restart is a pause to the agent and not an error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from polar.runtime.errors import BoxStartFailed
@@ -21,6 +23,7 @@ from polar.runtime.errors import BoxStartFailed
 CHUNK = 65536
 HELPER = Path(__file__).with_name("listen_helper.py")
 ACCEPT_PAUSE = 0.05  # seconds between tries when the node is out of file handles
+CONNECT_PAUSES = (0.05, 1.0)  # seconds between tries to reach the proxy: the first, the longest
 _RESET = struct.pack("ii", 1, 0)  # linger 0: the peer sees a reset and not a clean end of a cut stream
 
 
@@ -60,11 +63,17 @@ async def listener_inside(pid: int, port: int, patience: float) -> socket.socket
 
 
 class Relay:
-    """Forwards every connection to `listener` to `target` and nowhere else. Owns its tasks and the listener."""
+    """Forwards every connection to `listener` to `target` and nowhere else. Owns its tasks and the listener.
 
-    def __init__(self, listener: socket.socket, target: tuple[str, int], limit: int) -> None:
+    `lost` counts the connections that found no proxy within `patience` seconds, and those whose proxy went away while
+    the box waited for its first word.
+    """
+
+    def __init__(self, listener: socket.socket, target: tuple[str, int], limit: int, patience: float) -> None:
+        self.lost = 0
         self._listener = listener
         self._target = target
+        self._patience = patience
         self._slots = asyncio.Semaphore(limit)
         self._connections: set[asyncio.Task[None]] = set()
         self._acceptor = asyncio.create_task(self._accept())
@@ -92,17 +101,36 @@ class Relay:
         inside.setblocking(False)
         inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            outside = await self._connect()
+            outside = await self._reach()
         except OSError:
+            self.lost += 1
             _reset(inside)
             return
+        talk = _Talk()
         with contextlib.closing(outside):
             try:
                 async with asyncio.TaskGroup() as both:
-                    both.create_task(_pump(inside, outside))
-                    both.create_task(_pump(outside, inside))
+                    both.create_task(_pump(inside, outside, talk.asked))
+                    both.create_task(_pump(outside, inside, talk.answered))
             except* OSError:
                 _reset(inside, outside)
+        if talk.waiting:
+            self.lost += 1
+
+    async def _reach(self) -> socket.socket:
+        """A connection to the proxy, tried until `patience` is over. Raises OSError: the last try's."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        pause, longest = CONNECT_PAUSES
+        while True:
+            try:
+                return await self._connect()
+            except OSError:
+                left = deadline - loop.time()
+                if left <= 0:
+                    raise
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, longest)
 
     async def _connect(self) -> socket.socket:
         loop = asyncio.get_running_loop()
@@ -133,9 +161,23 @@ class Relay:
         self._listener.close()
 
 
-async def _pump(source: socket.socket, sink: socket.socket) -> None:
+class _Talk:
+    """Whether the box waits for the proxy: it spoke last. Knows nothing of what is said."""
+
+    def __init__(self) -> None:
+        self.waiting = False
+
+    def asked(self) -> None:
+        self.waiting = True
+
+    def answered(self) -> None:
+        self.waiting = False
+
+
+async def _pump(source: socket.socket, sink: socket.socket, moved: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(source, CHUNK):
+        moved()
         await loop.sock_sendall(sink, data)
     sink.shutdown(socket.SHUT_WR)
 

@@ -327,7 +327,7 @@ class LocalBox(FolderBox):
         settings, record = self._settings, self._record
         door = None
         if job.network == "proxy-only" and record.door is not None:
-            door = DoorPlan(settings.door_port, record.door, settings.max_door_connections)
+            door = DoorPlan(settings.door_port, record.door, settings.max_door_connections, settings.door_patience)
         folder: BoxFolder = self._folder
 
         def options(status_fd: int, block_fd: int) -> list[str]:

@@ -37,6 +37,7 @@ class DoorPlan:
     port: int
     target: tuple[str, int]
     limit: int
+    patience: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ class SandboxProcess:
         if plan.door is not None:
             door = plan.door
             listener = await listener_inside(pid, door.port, plan.patience)
-            self._relay = Relay(listener, door.target, door.limit)
+            self._relay = Relay(listener, door.target, door.limit, door.patience)
 
     async def release(self) -> None:
         """Let the command begin, once its life is bound to ours.
@@ -153,6 +154,11 @@ class SandboxProcess:
     async def wait(self) -> None:
         """Return when bubblewrap has ended, which is after the sandbox's last process unless somebody shot it."""
         await self._outer.dead()
+
+    @property
+    def door_lost(self) -> int:
+        """Connections that found no proxy, or lost it before its answer."""
+        return self._relay.lost if self._relay is not None else 0
 
     async def end(self) -> int | None:
         """Kill what still runs, wait for its death, close everything; the command's exit code, None if none came."""

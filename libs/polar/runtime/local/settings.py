@@ -33,7 +33,8 @@ class LocalSettings:
 
     `root`: the folder that holds them, private to the node. `read_only`: folders of the machine that boxes see, at
     the same path. `path`: folders in front of PATH in boxes. `python`: this process's Python environment is visible
-    and first in PATH. `door_port`: where the model proxy is reached in a box. `cgroup_parent`: a cgroup (v2) whose
+    and first in PATH. `door_port`: where the model proxy is reached in a box. `door_patience`: seconds for which a
+    connection to a proxy that is away is tried again before it is reset. `cgroup_parent`: a cgroup (v2) whose
     children may be limited; by default the node's own. `default_memory_mb`, `default_pids`: for boxes that name none.
     `start_timeout`: seconds that the sandbox of one command may take to stand.
     """
@@ -44,6 +45,7 @@ class LocalSettings:
     python: bool = True
     door_port: int = 8700
     max_door_connections: int = 64
+    door_patience: float = 30.0
     allow_host_network: bool = False
     allow_unsafe_local: bool = False
     nested_user_namespaces: bool = False

@@ -242,6 +242,11 @@ class SupervisedProcess:
     async def wait(self) -> None:
         await self._supervisor.dead()
 
+    @property
+    def door_lost(self) -> int:
+        """Always 0: there is no relay that could count."""
+        return 0
+
     async def end(self) -> int | None:
         """Have everything killed, wait for it, close the handles; the exit code, None if the command was killed."""
         self._close(self._control)

@@ -139,11 +139,15 @@ def exit_ending(outcome: ExecOutcome, tail: str, timeout_s: float) -> Ending:
     if outcome.return_code == 0:
         return Ending(report)
     message = f"the harness ended with exit code {outcome.return_code}"
+    detail = {"exit_code": outcome.return_code, "output_tail": tail, "oom_killed": outcome.oom_killed}
+    if outcome.door_lost:
+        message += f"; the model proxy was away ({outcome.door_lost} connections lost)"
+        failure = Failure(kind=FailureKind.INFRA, message=message, retryable=True, stage=Stage.RUNNING, detail=detail)
+        return Ending(report, failure)
     if outcome.oom_killed:
         message += "; the box's memory limit killed a process of it (runtime.memory_mb)"
     elif outcome.return_code in (126, 127):
         message += ": a command of it was not found or cannot be run in the box"
-    detail = {"exit_code": outcome.return_code, "output_tail": tail, "oom_killed": outcome.oom_killed}
     return Ending(report, Failure(kind=FailureKind.HARNESS, message=message, stage=Stage.RUNNING, detail=detail))
 
 
