@@ -6,6 +6,7 @@ check every writer against it. Names here are without the prefix (`polar.` by de
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,6 +18,14 @@ DAY = 24 * HOUR
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Default of the one size setting; applied to topics, producers and consumers."""
+
+LONGEST_SESSION_MS = 7 * DAY
+"""From `SessionOpened` to `SessionFinal`, as retention assumes it: the most that a task may ask for as its agent's
+time. Attempts that use that up one after the other would outlast it; `polar rebuild` would name what they lost."""
+EXPORT_WINDOW_MS = 21 * DAY
+"""How long after its close a session can be built again (`polar rebuild`, exporters), whatever else happens."""
+TASK_MEMORY_MS = 7 * DAY
+"""Default of the scheduler's `task_memory`: so long it answers a repeated task with what is known of it."""
 
 
 class Service(StrEnum):
@@ -226,8 +235,8 @@ TABLE: tuple[TopicSpec, ...] = (
     TopicSpec(
         "dead",
         "origin",
-        (results.DeadLetter,),
-        (S.SCHEDULER, S.GATEWAY, S.PROXY, S.BUILDER, S.GRADER, S.FINISHER, S.SUBMIT),
+        (results.DeadLetter, results.DeadResolved),
+        (S.SCHEDULER, S.GATEWAY, S.PROXY, S.BUILDER, S.GRADER, S.FINISHER, S.SUBMIT, S.USER),
         (S.USER,),
         1,
         retention_ms=30 * DAY,
@@ -243,3 +252,54 @@ def topic(name: str) -> TopicSpec:
         return BY_NAME[name]
     except KeyError:
         raise KeyError(f"no topic {name!r}; known: {', '.join(BY_NAME)}") from None
+
+
+class RetentionProblem(NamedTuple):
+    """A topic that forgets too early."""
+
+    topic: str
+    """Without the prefix."""
+    found_ms: int
+    wanted_ms: int
+    """Or more."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"`{self.topic}` keeps {_days(self.found_ms)}, wanted {_days(self.wanted_ms)} or more: {self.reason}"
+
+
+def retention_problems(
+    kept: Mapping[str, int | None],
+    *,
+    export_window_ms: int = EXPORT_WINDOW_MS,
+    longest_session_ms: int = LONGEST_SESSION_MS,
+    task_memory_ms: int = TASK_MEMORY_MS,
+) -> list[RetentionProblem]:
+    """What the topics' retention must be so that nothing is forgotten while something else still refers to it.
+
+    Args:
+        kept: retention by topic (without prefix) in ms; None or below zero: for ever, as topics have it that are
+            compacted only. Topics not named are not judged.
+        export_window_ms: how long after its close a session is to be built again.
+        longest_session_ms: from a session's first record to its last.
+        task_memory_ms: how long the scheduler remembers an ended task.
+    """
+    whole = export_window_ms + longest_session_ms
+    rules = (
+        ("completions", whole, "a session is rebuilt from its first record, up to the export window after its close"),
+        ("trajectories", export_window_ms, "a rebuilt trajectory takes its outcome and reward from there"),
+        ("rewards", export_window_ms, "a rebuilt trajectory takes its revised reward from there"),
+        ("tasks", task_memory_ms + longest_session_ms, "leases refer to a task's record while the task is remembered"),
+        ("control", longest_session_ms, "a proxy that starts reads back who is closed, over the longest token life"),
+        ("results", task_memory_ms, "a task that is asked for again is answered with its result"),
+    )
+    found = []
+    for name, wanted, reason in rules:
+        value = kept.get(name)
+        if value is not None and 0 <= value < wanted:
+            found.append(RetentionProblem(name, value, wanted, reason))
+    return found
+
+
+def _days(ms: int) -> str:
+    return f"{ms / DAY:.3g} days" if ms >= DAY else f"{ms / HOUR:.3g} hours"
