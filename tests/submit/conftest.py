@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,11 +33,12 @@ from polar.schemas.topics import Service
 from polar.schemas.validation import Limits, Refused, check, parse
 from polar.service.randomness import SeededRandomness
 from polar.submit.api import Api
+from polar.submit.entries import Change, Moved, TaskEntry
 from polar.submit.events import EventHub
-from polar.submit.feed import ViewFeed
+from polar.submit.feed import ViewFeed, identity_of
 from polar.submit.metrics import SubmitMetrics
 from polar.submit.settings import SubmitSettings
-from polar.submit.view import Change, Moved, View
+from polar.submit.view import View
 from polar.submit.waiting import Waiters
 from tests.submit.records import COMPLETED, moved, session_result, task_result
 
@@ -170,7 +172,18 @@ class Submit:
         assert response.status == 200, await response.text()
         return await response.json()
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def known(self, task_id: str) -> TaskEntry | None:
+        return await self.view.task(task_id)
+
+    async def settled(self, *task_ids: str) -> None:
+        """Wait until the view shows these as ended."""
+
+        async def all_ended() -> bool:
+            return all([await self.view.settled(one) for one in task_ids])
+
+        await self.until(all_ended)
+
+    async def until(self, true: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
         """Wait until the view shows it; looks again after every change."""
         changed = asyncio.Event()
 
@@ -180,8 +193,11 @@ class Submit:
         self.listeners.append(note)
         try:
             async with asyncio.timeout(20):
-                while not true():
+                while True:
                     changed.clear()
+                    found = true()
+                    if found if isinstance(found, bool) else await found:
+                        return
                     await changed.wait()
         finally:
             self.listeners.remove(note)
@@ -206,9 +222,11 @@ Start = Callable[..., Awaitable[Submit]]
 
 
 @pytest.fixture
-async def start(bus_settings: BusSettings) -> AsyncIterator[Start]:
-    """Starts a submit with settings of the test's choice; several share the log, and the first one's stand-in."""
-    async with AsyncExitStack() as stack:
+async def start(bus_settings: BusSettings, tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts a submit with settings of the test's choice; several share the log, the first one's stand-in and the
+    folder of the views' files."""
+    # the views are closed last, after those who write and read them have ended
+    async with AsyncExitStack() as views, AsyncExitStack() as stack:
         bus = await stack.enter_async_context(Bus(bus_settings, Service.SUBMIT))
         await bus.prepare()
         scheduler = StandIn(await stack.enter_async_context(Bus(bus_settings, Service.SCHEDULER)))
@@ -224,7 +242,10 @@ async def start(bus_settings: BusSettings) -> AsyncIterator[Start]:
 
         async def make(**settings: Any) -> Submit:
             chosen = SubmitSettings(**{"accept_timeout_s": 20.0, **settings})
-            view = View(chosen.view_limits())
+            path = tmp_path / "submit" / "view.sqlite"
+            view = await views.enter_async_context(
+                await View.open(path, chosen.view_limits(), identity=identity_of(bus.settings))
+            )
             metrics = SubmitMetrics(CollectorRegistry())
             metrics.watch(view)
             hub = EventHub(
@@ -244,7 +265,9 @@ async def start(bus_settings: BusSettings) -> AsyncIterator[Start]:
                 for listener in list(listeners):
                     listener(change)
 
-            feed = ViewFeed(bus, view, metrics, [tell], batch_records=chosen.batch_records)
+            feed = ViewFeed(
+                bus, view, metrics, [tell], batch_records=chosen.batch_records, events_kept=chosen.events_kept
+            )
             app = Api(bus, view, waiters, hub, chosen, metrics, SeededRandomness(7)).app()
             client = await stack.enter_async_context(TestClient(TestServer(app)))
             stack.callback(hub.close)

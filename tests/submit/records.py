@@ -1,5 +1,6 @@
 """Records as the other services write them, for tests of the view and of what stands on it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from polar.schemas import (
@@ -7,6 +8,7 @@ from polar.schemas import (
     Capacity,
     Context,
     EvaluatorSpec,
+    Event,
     Failure,
     FailureKind,
     Logprobs,
@@ -27,6 +29,7 @@ from polar.schemas import (
     Trace,
     Trajectory,
     Turn,
+    encode,
 )
 
 COMPLETED = Outcome(status=Status.COMPLETED, exit_code=0)
@@ -36,6 +39,22 @@ CANCELLED = Outcome(status=Status.CANCELLED, failure=Failure(kind=FailureKind.CA
 
 def ref(offset: int, partition: int = 0, topic: str = "stages") -> RecordRef:
     return RecordRef(topic=topic, partition=partition, offset=offset)
+
+
+def message(event: Event | bytes | None, place: RecordRef, key: str | None = "k", timestamp: int = 1) -> Any:
+    """A record as aiokafka gives it; the topic's full name is its name."""
+    return SimpleNamespace(
+        topic=place.topic,
+        partition=place.partition,
+        offset=place.offset,
+        timestamp=timestamp,
+        key=None if key is None else key.encode(),
+        value=encode(event) if isinstance(event, Event) else event,
+        headers=(),
+    )
+
+
+NAMES = {name: name for name in ("stages", "results", "nodes")}
 
 
 def accepted(task_id: str = "t", count: int = 1, at_ms: int = 1_000, source: int = 0, **more: Any) -> TaskAccepted:

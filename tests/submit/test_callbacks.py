@@ -207,7 +207,7 @@ async def test_open_callbacks_are_bounded_and_the_rest_waits(run: Run, receiver:
     receiver.hold.clear()
     for number in range(5):
         await done(submit, f"t{number}", receiver.url())
-    await submit.until(lambda: all(task.settled for task in submit.view.tasks.values()))
+    await submit.settled(*(f"t{number}" for number in range(5)))
     receiver.hold.set()
     await running.until("delivered", 5)
     assert sorted(body["task_id"] for body in receiver.bodies) == [f"t{number}" for number in range(5)]
@@ -216,7 +216,7 @@ async def test_open_callbacks_are_bounded_and_the_rest_waits(run: Run, receiver:
 async def test_only_the_leader_sends(run: Run, receiver: Receiver) -> None:
     submit, running = await run(leading=False)
     await done(submit, "t1", receiver.url())
-    await submit.until(lambda: submit.view.tasks["t1"].settled)
+    await submit.settled("t1")
     assert receiver.bodies == []
     running.leading.set()
     await running.until("delivered")
@@ -229,11 +229,26 @@ async def test_a_restart_sends_what_is_due_and_nothing_twice(run: Run, receiver:
     await running.stop()
     submit.listeners.remove(running.callbacks.tell)
     await done(submit, "t2", receiver.url())
-    await submit.until(lambda: submit.view.tasks["t2"].settled)
+    await submit.settled("t2")
 
     _, again = await run()
     await again.until("delivered")
     assert [body["task_id"] for body in receiver.bodies] == ["t1", "t2"]
+
+
+async def test_what_ended_before_a_process_began_and_stands_in_its_views_file_is_sent(
+    start: Start, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The view does not tell of it again: it goes on behind it."""
+    submit = await start(**QUICK)
+    await done(submit, "t1", receiver.url())
+    await submit.settled("t1")
+    running = Running(submit, tmp_path / "sent", leading=True)
+    try:
+        await running.until("delivered")
+    finally:
+        await running.stop()
+    assert [body["task_id"] for body in receiver.bodies] == ["t1"]
 
 
 async def test_a_lost_memory_sends_again_rather_than_not_at_all(run: Run, receiver: Receiver, tmp_path: Path) -> None:
@@ -252,7 +267,7 @@ async def test_a_lost_memory_sends_again_rather_than_not_at_all(run: Run, receiv
 async def test_what_ended_too_long_ago_is_left_alone(run: Run, receiver: Receiver) -> None:
     submit, running = await run(callback_memory_s=0.0)
     await done(submit, "t1", receiver.url())
-    await submit.until(lambda: submit.view.tasks["t1"].settled)
+    await submit.settled("t1")
     assert receiver.bodies == []
     assert running.count("delivered") == 0
 
@@ -266,7 +281,11 @@ async def test_a_task_written_by_a_plain_kafka_client_is_reported_too(run: Run, 
         await producer.send_and_wait(submit.bus.settings.full("tasks"), body)
     finally:
         await producer.stop()
-    await submit.until(lambda: "plain" in submit.view.tasks)
+
+    async def accepted() -> bool:
+        return await submit.known("plain") is not None
+
+    await submit.until(accepted)
     await submit.scheduler.finish("plain")
     await running.until("delivered")
 

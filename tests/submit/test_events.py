@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.schemas import RecordRef, Stage
+from polar.submit.entries import Moved
 from polar.submit.events import Cut, EventHub, Filter, Gap, Told, TooManyWatchers, Watcher, parse_position
 from polar.submit.sse import frame
-from polar.submit.view import Moved
 from tests.submit.records import accepted, moved
 
 ALL = Filter()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from polar.client import PolarClient, SchedulerState
+from polar.client.dead import count_open
 from polar.schemas import GroupState, Lease, NodeHeartbeat, Phase, SessionResult, TaskState, Tick
 
 from . import following
@@ -59,13 +60,14 @@ async def _show(client: PolarClient, state: SchedulerState, task_id: str | None,
     leases = [one for one in state.leases.values() if mine or one.task_id == task_id]
     groups = [one for one in state.groups.values() if mine or task_id in one.tasks]
     nodes, leader = await client.nodes(), await client.leader()
+    dead = await count_open(client.bus) if mine else 0
     results: list[SessionResult] = []
     if task_id is not None:
         _, sessions = await client.results()
         results = sorted((one for one in sessions.values() if one.task_id == task_id), key=lambda one: one.sample)
     if as_json:
         found = {"tasks": tasks, "sessions": leases, "groups": groups, "nodes": nodes, "leader": leader}
-        json_line(found if task_id is None else {**found, "results": results})
+        json_line({**found, "dead_letters": dead} if task_id is None else {**found, "results": results})
         return
     out, now_ms = console(), client.clock.now_ms()
     _print_tasks(out, tasks, limit, now_ms)
@@ -76,6 +78,8 @@ async def _show(client: PolarClient, state: SchedulerState, task_id: str | None,
         _print_in_flight(out, leases)
     out.print()
     _print_nodes(out, nodes, leader)
+    if dead:
+        out.print(f"[red]{dead} dead {'letter' if dead == 1 else 'letters'}[/]: polar dead list --open", soft_wrap=True)
 
 
 def _print_tasks(out: Console, tasks: list[TaskState], limit: int, now_ms: int) -> None:

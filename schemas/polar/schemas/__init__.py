@@ -36,7 +36,7 @@ from .completions import (
 from .failures import RETRYABLE_BY_DEFAULT, UNGRADED, Failure, FailureKind
 from .leases import CancelMemory, GroupState, Lease, Member, Phase, TaskCounts, TaskState
 from .nodes import Capacity, Held, NodeHeartbeat, Offers, Tick
-from .results import Cursor, DeadLetter, PolicyPublished, SessionGraded, SessionResult, TaskResult
+from .results import Cursor, DeadLetter, DeadResolved, PolicyPublished, SessionGraded, SessionResult, TaskResult
 from .stages import (
     Artifact,
     BuildSummary,
@@ -106,6 +106,7 @@ __all__ = [
     "Cursor",
     "CustomShell",
     "DeadLetter",
+    "DeadResolved",
     "DecodeError",
     "Drift",
     "Engine",

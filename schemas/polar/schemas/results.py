@@ -103,3 +103,20 @@ class DeadLetter(Event, frozen=True, kw_only=True):
     """The rest, where there is more."""
     headers: dict[str, bytes] = {}
     at_ms: int
+
+
+class DeadResolved(Event, frozen=True, kw_only=True):
+    """An operator has dealt with a dead letter. It stands behind the letter, under the same key, and counts for every
+    letter of that origin before it."""
+
+    origin: RecordRef
+    letter: RecordRef
+    """The letter's place in `polar.dead`."""
+    action: str
+    """`retried` or `dropped`."""
+    published: RecordRef | None = None
+    """With `retried`: where the record stands now. Written in the same transaction as that record."""
+    forced: bool = False
+    reason: str = ""
+    by: str = ""
+    at_ms: int

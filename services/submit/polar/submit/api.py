@@ -42,6 +42,7 @@ from .documents import (
     task_json,
     task_line,
 )
+from .entries import TaskEntry
 from .errors import (
     ApiError,
     Conflict,
@@ -55,10 +56,11 @@ from .errors import (
 )
 from .events import EventHub
 from .metrics import SubmitMetrics
-from .queries import TaskQuery, flag_of, seconds_of, text_of
+from .queries import flag_of, seconds_of, task_filter, text_of
 from .settings import SubmitSettings
 from .sse import follow
-from .view import TaskEntry, View
+from .view import View
+from .viewlock import ViewBroken
 from .waiting import TooManyWaiting, Waiters
 
 THREAD_BYTES = 128 * 1024
@@ -131,7 +133,7 @@ class Api:
         self._metrics.accept_seconds.observe(self._bus.clock.monotonic() - began)
         if isinstance(answer, TaskRejected):
             raise _rejection(answer, task.task_id)
-        known = self._view.tasks.get(answer.task_id)
+        known = await self._view.task(answer.task_id)
         return _json(
             {
                 "task_id": answer.task_id,
@@ -144,7 +146,7 @@ class Api:
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         task_id = _task_id(request)
-        task = self._view.tasks.get(task_id)
+        task = await self._view.task(task_id)
         if (task is None or not task.known) and self._view.ready:
             raise NotFound(f"no task `{task_id}` is known", extra={"task_id": task_id})
         session_id, reason = await _cancel_body(request)
@@ -205,7 +207,7 @@ class Api:
         task_id = _task_id(request)
         wait_s = min(seconds_of(request, "wait", 0.0), self._settings.max_wait_s)
         whole = flag_of(request, "trajectories")
-        task = self._known(task_id)
+        task = await self._known(task_id)
         if isinstance(task, TaskRejected):
             return _json(rejected_document(task))
         if wait_s > 0 and not task.settled:
@@ -214,7 +216,7 @@ class Api:
             except TooManyWaiting as error:
                 raise Unavailable(str(error)) from None
             # it may have been accepted anew or forgotten meanwhile
-            task = self._view.tasks.get(task_id, task)
+            task = await self._view.task(task_id) or task
         if not whole:
             return web.Response(body=await task_json(task), content_type="application/json")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -226,17 +228,16 @@ class Api:
 
     async def sessions(self, request: web.Request) -> web.StreamResponse:
         task_id = _task_id(request)
-        task = self._known(task_id)
+        task = await self._known(task_id)
         entries = [] if isinstance(task, TaskRejected) else list(task.sessions.values())
         return _json({"task_id": task_id, "sessions": [session_document(one) for one in entries]})
 
     async def tasks(self, request: web.Request) -> web.StreamResponse:
-        query = TaskQuery.of(request)
-        found = query.select(self._view.tasks.values())
+        found = await self._view.select(task_filter(request))
         return _json({"tasks": [task_line(one) for one in found.tasks], "more": found.more})
 
     async def status(self, request: web.Request) -> web.StreamResponse:
-        return _json(status_document(self._view))
+        return _json(status_document(self._view, await self._view.statuses()))
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         return _json(nodes_document(self._view))
@@ -255,11 +256,11 @@ class Api:
     async def prometheus(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    def _known(self, task_id: str) -> TaskEntry | TaskRejected:
-        task = self._view.tasks.get(task_id)
+    async def _known(self, task_id: str) -> TaskEntry | TaskRejected:
+        task = await self._view.task(task_id)
         if task is not None and task.known:
             return task
-        rejected = self._view.rejected.get(task_id)
+        rejected = await self._view.rejected(task_id)
         if rejected is not None:
             return rejected
         if not self._view.ready:
@@ -274,6 +275,8 @@ class Api:
             response = await handler(request)
         except ApiError as error:
             response = error.response()
+        except ViewBroken as error:
+            response = Unavailable(str(error), retry_after_s=5).response()
         except web.HTTPException as error:
             response = http_error_response(error)
         except ConnectionResetError:

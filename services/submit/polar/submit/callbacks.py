@@ -8,7 +8,7 @@ Promises:
 - A receiver that says no (4xx but 408, 425 and 429, or a redirect elsewhere) is not asked again.
 - One slow or dead receiver delays no other one's callback, up to `callback_open` waiting ones.
 
-Nothing is produced: what is due follows from `results`, which the view reads again at each start.
+Nothing is produced: what is due follows from `results`, as the view has them, and is asked of it at each start.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from polar.schemas import TaskRequest
 from polar.schemas.validation import Refused, parse
 
 from .documents import task_chunks, task_json
+from .entries import Change, Settled, TaskEntry
 from .metrics import SubmitMetrics
 from .sent import SentFile
 from .settings import SubmitSettings
-from .view import Change, Settled, TaskEntry, View
+from .view import View
+from .viewlock import ViewBroken
 
 MAX_REDIRECTS = 3
 TRY_AGAIN = frozenset({408, 425, 429})
@@ -71,8 +73,8 @@ class Callbacks:
         self._leading = leading
         self._due: dict[str, None] = {}
         """Ended tasks not looked at yet, oldest first; never more than the view keeps tasks."""
-        self._sent: set[str] = set()
-        """Delivered by an earlier process; in one process a task ends once."""
+        self._sent: dict[str, None] = {}
+        """Delivered by an earlier process, or begun by this one: a view that is built anew tells every ending again."""
         self._open = 0
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(settings.callback_concurrency)
@@ -80,7 +82,7 @@ class Callbacks:
 
     def tell(self, change: Change) -> None:
         if isinstance(change, Settled):
-            self._due[change.task.task_id] = None
+            self._due[change.task_id] = None
             while len(self._due) > self._settings.max_tasks:
                 lost = next(iter(self._due))
                 del self._due[lost]
@@ -88,7 +90,9 @@ class Callbacks:
             self._wake.set()
 
     async def run(self) -> None:
-        self._sent = await asyncio.to_thread(self._file.load, self._horizon_ms())
+        self._sent = dict.fromkeys(await asyncio.to_thread(self._file.load, self._horizon_ms()))
+        # what ended before this process, or before its view could tell of it, comes first
+        self._due = {**dict.fromkeys(await self._ended_before()), **self._due}
         timeout = aiohttp.ClientTimeout(total=self._settings.callback_timeout_s)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
             while True:
@@ -96,21 +100,40 @@ class Callbacks:
                 while self._due and self._open < self._settings.callback_open:
                     task_id = next(iter(self._due))
                     del self._due[task_id]
-                    task = self._view.tasks.get(task_id)
+                    task = await self._task(task_id)
                     if task is None:
                         self._ended("unknown", task_id, "the task was forgotten before its callback could be sent")
                     elif self._wanted(task):
                         self._open += 1
+                        self._begin(_key(task))
                         group.create_task(self._deliver(http, task), name=f"callback {task_id}")
                 self._wake.clear()
                 if not self._due or self._open >= self._settings.callback_open:
                     await self._wake.wait()
 
+    def _begin(self, key: str) -> None:
+        self._sent[key] = None
+        while len(self._sent) > 2 * self._settings.max_tasks:
+            del self._sent[next(iter(self._sent))]
+
+    async def _ended_before(self) -> list[str]:
+        try:
+            return await self._view.ended_since(self._horizon_ms(), self._settings.max_tasks)
+        except ViewBroken:
+            return []  # it is built anew, and tells of every ending again
+
+    async def _task(self, task_id: str) -> TaskEntry | None:
+        try:
+            return await self._view.task(task_id)
+        except ViewBroken:
+            return None  # as above
+
     def _horizon_ms(self) -> int:
         return self._bus.clock.now_ms() - round(self._settings.callback_memory_s * 1000)
 
     def _wanted(self, task: TaskEntry) -> bool:
-        assert task.result is not None
+        if task.result is None:
+            return False  # its id has just been used again
         return task.result.at_ms >= self._horizon_ms() and _key(task) not in self._sent
 
     async def _deliver(self, http: aiohttp.ClientSession, task: TaskEntry) -> None:

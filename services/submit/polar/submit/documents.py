@@ -23,7 +23,8 @@ from polar.schemas import (
 )
 from polar.schemas.stages import UPSTREAM_STATUS, Stage
 
-from .view import NodeEntry, SessionEntry, TaskEntry, View
+from .entries import NodeEntry, SessionEntry, TaskEntry
+from .view import View
 
 THREAD_RESULTS = 200
 """Writing one result takes about 30 µs."""
@@ -121,10 +122,9 @@ def results_of(task: TaskEntry) -> Iterator[SessionResult]:
 
 def task_line(task: TaskEntry) -> dict[str, Any]:
     """One row of `GET /tasks`."""
-    rewards = [one.reward for one in results_of(task) if one.reward is not None]
     head = task_head(task)
     del head["warnings"]
-    return {**head, "mean_reward": sum(rewards) / len(rewards) if rewards else None}
+    return {**head, "mean_reward": task.mean_reward}
 
 
 def rejected_document(rejected: TaskRejected) -> dict[str, Any]:
@@ -196,18 +196,18 @@ def nodes_document(view: View) -> dict[str, Any]:
     }
 
 
-def status_document(view: View) -> dict[str, Any]:
-    """`GET /rollout/status`."""
+def status_document(view: View, tasks: dict[str, str]) -> dict[str, Any]:
+    """`GET /rollout/status`; `tasks`: status by id."""
     stages = view.in_flight()
     return {
-        "tasks": {task.task_id: task.status for task in view.tasks.values() if task.known},
+        "tasks": tasks,
         "pipeline": {
             "pending_sessions": stages.get(Stage.REGISTERED, 0),
             "sessions": {stage.value: count for stage, count in stages.items()},
         },
         "nodes": nodes_document(view),
         "ready": view.ready,
-        "forgotten_tasks": view.dropped,
+        "forgotten_tasks": view.counts.dropped,
     }
 
 

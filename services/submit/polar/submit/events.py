@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from polar.schemas import StageChanged, TaskAccepted, TaskRejected
 
-from .view import Moved
+from .entries import Moved
 
 
 class Told(NamedTuple):

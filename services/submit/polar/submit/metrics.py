@@ -34,6 +34,9 @@ class SubmitMetrics:
             "Readers of the view replaced because they failed or stalled.",
             registry=registry,
         )
+        self.view_rebuilds = Counter(
+            "polar_submit_view_rebuilds", "Times the view's file was thrown away.", registry=registry
+        )
         self.watchers_cut = Counter(
             "polar_submit_watchers_cut", "Watchers of /events cut off because they read too slowly.", registry=registry
         )
@@ -47,14 +50,16 @@ class SubmitMetrics:
 
     def watch(self, view: View) -> None:
         """Show what `view` holds."""
-        tasks = Gauge("polar_submit_view_tasks", "Tasks in memory.", registry=self.registry)
-        tasks.set_function(lambda: len(view.tasks))
-        sessions = Gauge("polar_submit_view_sessions", "Sessions in memory.", registry=self.registry)
-        sessions.set_function(lambda: view.session_count)
+        tasks = Gauge("polar_submit_view_tasks", "Tasks in the view.", registry=self.registry)
+        tasks.set_function(lambda: view.counts.tasks)
+        sessions = Gauge("polar_submit_view_sessions", "Sessions in the view.", registry=self.registry)
+        sessions.set_function(lambda: view.counts.sessions)
+        size = Gauge("polar_submit_view_bytes", "Used in the view's file.", registry=self.registry)
+        size.set_function(lambda: view.counts.bytes)
         dropped = Gauge(
             "polar_submit_view_forgotten_tasks", "Tasks forgotten because of limits.", registry=self.registry
         )
-        dropped.set_function(lambda: view.dropped)
+        dropped.set_function(lambda: view.counts.dropped)
         nodes = Gauge("polar_submit_nodes_alive", "Nodes whose beats are recent.", registry=self.registry)
         nodes.set_function(lambda: sum(view.alive(one) for one in view.nodes.values()))
         flight = Gauge("polar_submit_sessions_in_flight", "Unfinished sessions.", ["stage"], registry=self.registry)

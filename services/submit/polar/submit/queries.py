@@ -3,62 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from aiohttp import web
 
+from .entries import TaskFilter
 from .errors import Invalid
-from .view import TaskEntry
 
 MAX_LIMIT = 1_000
 STATUSES = ("running", "completed", "failed")
 MAX_REASON = 500
 
 
-class Selected(NamedTuple):
-    tasks: list[TaskEntry]
-    more: bool
-    """There are older ones that match."""
+def task_filter(request: web.Request) -> TaskFilter:
+    """`GET /tasks?status&harness&since&limit`.
 
-
-class TaskQuery(NamedTuple):
-    """`GET /tasks?status&harness&since&limit`."""
-
-    status: str | None
-    harness: str | None
-    since_ms: int | None
-    limit: int
-
-    @classmethod
-    def of(cls, request: web.Request) -> TaskQuery:
-        """
-        Raises:
-            Invalid: with the parameter's name.
-        """
-        only_known(request, ("status", "harness", "since", "limit"))
-        status = request.query.get("status")
-        if status is not None and status not in STATUSES:
-            raise Invalid.field("status", f"is none of {', '.join(STATUSES)}")
-        text = request.query.get("limit", "100")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):
-            raise Invalid.field("limit", f"must be a number from 1 to {MAX_LIMIT}")
-        since = request.query.get("since")
-        return cls(status, request.query.get("harness"), None if since is None else time_of(since), int(text))
-
-    def select(self, tasks: Iterable[TaskEntry]) -> Selected:
-        """The newest that match, newest first."""
-        found = [one for one in tasks if one.known and self._takes(one)]
-        found.sort(key=lambda one: one.since_ms, reverse=True)
-        return Selected(found[: self.limit], len(found) > self.limit)
-
-    def _takes(self, task: TaskEntry) -> bool:
-        if self.status is not None and task.status != self.status:
-            return False
-        if self.harness is not None and (task.accepted is None or task.accepted.harness != self.harness):
-            return False
-        return self.since_ms is None or task.since_ms >= self.since_ms
+    Raises:
+        Invalid: with the parameter's name.
+    """
+    only_known(request, ("status", "harness", "since", "limit"))
+    status = request.query.get("status")
+    if status is not None and status not in STATUSES:
+        raise Invalid.field("status", f"is none of {', '.join(STATUSES)}")
+    text = request.query.get("limit", "100")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):
+        raise Invalid.field("limit", f"must be a number from 1 to {MAX_LIMIT}")
+    since = request.query.get("since")
+    return TaskFilter(status, request.query.get("harness"), None if since is None else time_of(since), int(text))
 
 
 def time_of(text: str) -> int:

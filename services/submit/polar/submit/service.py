@@ -24,14 +24,15 @@ from polar.service.tokens import BoxKey, sign_box
 
 from .api import Api
 from .callbacks import Callbacks
+from .entries import Change, Moved
 from .events import EventHub
-from .feed import ViewFeed
+from .feed import ViewFeed, identity_of
 from .metrics import SubmitMetrics
 from .scheduler import SchedulerService
 from .scheduler.settings import SchedulerSettings
 from .sent import SentFile
 from .settings import SubmitSettings
-from .view import Change, Moved, View
+from .view import View
 from .waiting import Waiters
 
 log = structlog.get_logger("polar.submit")
@@ -72,7 +73,10 @@ class SubmitService:
         async with AsyncExitStack() as stack:
             bus = await stack.enter_async_context(Bus(self._kafka, Service.SUBMIT, clock=self._clock))
             await bus.prepare()
-            view = View(settings.view_limits())
+            path = settings.view_file or self._common.state_dir.absolute() / "submit" / "view.sqlite"
+            view = await stack.enter_async_context(
+                await View.open(path, settings.view_limits(), identity=identity_of(bus.settings))
+            )
             metrics = SubmitMetrics(self._registry)
             metrics.watch(view)
             hub = EventHub(
@@ -96,7 +100,9 @@ class SubmitService:
                 if callbacks is not None:
                     callbacks.tell(change)
 
-            feed = ViewFeed(bus, view, metrics, [tell], batch_records=settings.batch_records)
+            feed = ViewFeed(
+                bus, view, metrics, [tell], batch_records=settings.batch_records, events_kept=settings.events_kept
+            )
             api = Api(bus, view, waiters, hub, settings, metrics, self._randomness)
             await stack.enter_async_context(self._listening(api.app(), hub))
             group = await stack.enter_async_context(asyncio.TaskGroup())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -11,7 +12,7 @@ from polar.schemas.topics import MAX_RECORD_BYTES
 from polar.schemas.validation import Limits
 from polar.service.settings import PolarSettings, section_config
 
-from .view import ViewLimits
+from .entries import ViewLimits
 
 MIB = 1024 * 1024
 
@@ -58,9 +59,20 @@ class SubmitSettings(PolarSettings):
     shutdown_s: float = Field(5.0, ge=0, description="How long open requests may go on when the process stops.")
 
     # the view
-    max_tasks: int = Field(10_000, ge=1, description="Tasks kept in memory; the oldest ended one goes first.")
-    max_sessions: int = Field(200_000, ge=1, description="Sessions kept in memory, of all tasks together.")
-    max_answers: int = Field(4_096, ge=1, description="Acceptances and rejections kept for repeated questions.")
+    view_file: Path | None = Field(
+        None,
+        description="SQLite file of the view, a cache that may be deleted; a process that finds it taken uses the next "
+        "number beside it. Unset: submit/view.sqlite in the state folder.",
+    )
+    max_tasks: int = Field(50_000, ge=1, description="Ended tasks kept in the view; the oldest ended one goes first.")
+    max_sessions: int = Field(500_000, ge=1, description="Sessions of ended tasks kept in the view, all together.")
+    keep_s: float = Field(
+        14 * 86_400.0, gt=0, description="How long a task is kept in the view after it ended, by the scheduler's ticks."
+    )
+    max_view_bytes: int = Field(
+        4 * 1024 * MIB, ge=4 * MIB, description="Largest view file; beyond it tasks go early, the oldest ended first."
+    )
+    max_answers: int = Field(1_024, ge=1, description="Acceptances and rejections kept for repeated questions.")
     dead_after_ticks: int = Field(
         15, ge=1, description="A node whose last beat is so many ticks of the scheduler old is shown as not alive."
     )
@@ -108,6 +120,8 @@ class SubmitSettings(PolarSettings):
         return ViewLimits(
             max_tasks=self.max_tasks,
             max_sessions=self.max_sessions,
+            keep_ms=round(self.keep_s * 1000),
+            max_bytes=self.max_view_bytes,
             max_answers=self.max_answers,
             dead_after_ticks=self.dead_after_ticks,
         )

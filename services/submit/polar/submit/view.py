@@ -1,160 +1,147 @@
-"""What is known of every task, session and node: a state machine over `stages`, `results` and `nodes`.
-
-Pure: no clock, no I/O, no waiting. `apply` takes the records of one partition in order, of several partitions in any
-interleaving, and any record twice; it answers with what changed, and the shell (`feed.py`) tells those who wait.
+"""What is known of every task, session and node, for those who ask: a SQLite file kept up with the log, its threads.
 
 Promises:
-- A record at or below one already applied of its partition changes nothing.
-- A session never goes back: an older attempt's report, or an earlier stage of the same attempt, is ignored.
-- A task counts as ended (`settled`) only once the results of all its sessions are here too, though they stand in
-  other partitions than the task's; after `caught_up`, what the log no longer holds is not waited for.
-- Memory is bounded: at the limit the oldest ended task goes first, then the oldest that was never seen accepted, then
-  the oldest of all. What went is forgotten here only; the log and the scheduler still have it.
+- The rows and the offsets up to which the log has been read are one transaction (`viewfile.py`), so a process that is
+  killed goes on where it was; a file that does not fit is thrown away and the log is read again.
+- Two views that have read the log to the same end answer the same of every task and session, whatever the order in
+  which they read its partitions and however often they were killed (`fold.py`).
+- Nothing here blocks the event loop: one thread writes, `READERS` others answer, and neither waits for the other.
+- Memory does not grow with tasks: in memory are counts, the nodes and the last answers, each bounded. The file is
+  bounded too (`ViewLimits`). What went is forgotten here only; the log and the scheduler still have it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
-from polar.schemas import (
-    Event,
-    Failure,
-    NodeHeartbeat,
-    Outcome,
-    RecordRef,
-    SessionResult,
-    Stage,
-    StageChanged,
-    TaskAccepted,
-    TaskRejected,
-    TaskResult,
-    Tick,
-)
-from polar.schemas.ids import session_id as derive_session_id
+import msgspec
 
-RANK = {stage: rank for rank, stage in enumerate(Stage)}
+from polar.schemas import RecordRef, Stage, TaskAccepted, TaskRejected, Tick
 
+from . import lookups
+from .entries import Answered, Applied, Change, NodeEntry, Place, Selected, TaskEntry, TaskFilter, ViewLimits
+from .viewfile import ViewFile, files_fault, transaction
+from .viewlock import ViewBroken, ViewUnusable, lock_slot
 
-class ViewLimits(NamedTuple):
-    max_tasks: int = 10_000
-    max_sessions: int = 200_000
-    max_answers: int = 4_096
-    """Acceptances and rejections kept for those who ask a moment later."""
-    max_nodes: int = 4_096
-    dead_after_ticks: int = 10
-    """A node whose beat is this many ticks of the leader old is shown as not alive."""
+READERS = 2
+LONG_ANSWER = 64
+"""Session ids; an acceptance with more is kept in memory without them."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class SessionEntry:
-    session_id: str
-    task_id: str
-    sample: int | None = None
-    stage: Stage = Stage.REGISTERED
-    attempt: int = 1
-    node: str | None = None
-    at_ms: int = 0
-    failure: Failure | None = None
-    outcome: Outcome | None = None
-    result: SessionResult | None = None
+class Counts(NamedTuple):
+    """Sizes, as of the last transaction."""
 
-    @property
-    def finished(self) -> bool:
-        return self.stage is Stage.FINISHED
-
-
-@dataclass(slots=True)
-class TaskEntry:
-    task_id: str
-    accepted: TaskAccepted | None = None
-    result: TaskResult | None = None
-    sessions: dict[str, SessionEntry] = field(default_factory=dict)
-    """In sample order, as far as known."""
-    results: int = 0
-    """Sessions whose result is here."""
-    settled: bool = False
-    """Ended, and everything that is going to be known of it is known."""
-
-    @property
-    def known(self) -> bool:
-        """False for one of which only sessions' reports were seen, e.g. because its acceptance stands further on."""
-        return self.accepted is not None or self.result is not None
-
-    @property
-    def status(self) -> str:
-        """`running`, `completed` or `failed`."""
-        return self.result.status if self.settled and self.result is not None else "running"
-
-    @property
-    def total(self) -> int:
-        if self.accepted is not None:
-            return self.accepted.count
-        return self.result.counts.accepted if self.result is not None else len(self.sessions)
-
-    @property
-    def group_id(self) -> str | None:
-        if self.accepted is not None:
-            return self.accepted.group_id
-        return self.result.group_id if self.result is not None else None
-
-    @property
-    def since_ms(self) -> int:
-        """When it was accepted; of a task whose acceptance is no longer on the log, when it ended."""
-        if self.accepted is not None:
-            return self.accepted.at_ms
-        return self.result.at_ms if self.result is not None else 0
-
-
-@dataclass(slots=True)
-class NodeEntry:
-    beat: NodeHeartbeat
-    at_tick: int
-    """Ticks of leaders read when it came."""
-
-
-class Answered(NamedTuple):
-    """The scheduler decided on a request."""
-
-    answer: TaskAccepted | TaskRejected
-
-
-class Settled(NamedTuple):
-    task: TaskEntry
-
-
-class Moved(NamedTuple):
-    """A report worth showing, with where it stands on the log."""
-
-    event: StageChanged | TaskAccepted | TaskRejected
-    ref: RecordRef
-
-
-Change = Answered | Settled | Moved
+    tasks: int
+    sessions: int
+    dropped: int
+    """Tasks forgotten because of the limits."""
+    bytes: int
 
 
 class View:
-    def __init__(self, limits: ViewLimits | None = None) -> None:
-        self.limits = limits or ViewLimits()
-        self.tasks: dict[str, TaskEntry] = {}
-        """In the order in which they were first seen."""
-        self.rejected: OrderedDict[str, TaskRejected] = OrderedDict()
-        """The last rejection per task id, bounded by `max_answers`."""
-        self.nodes: dict[str, NodeEntry] = {}
-        self.tick: Tick | None = None
-        self.dropped = 0
-        """Tasks forgotten because of the limits."""
-        self.ready = False
-        self._next: dict[tuple[str, int], int] = {}
-        self._stages: Counter[Stage] = Counter()
-        self._sessions = 0
-        self._unseen: dict[str, None] = {}
-        self._ended: dict[str, None] = {}
-        self._answers: OrderedDict[RecordRef, TaskAccepted | TaskRejected] = OrderedDict()
-        self._ticks = 0
+    """The view, open. Close it."""
 
-    # --- reading ---
+    def __init__(self, limits: ViewLimits, file: ViewFile, writer: ThreadPoolExecutor, lock: int | None) -> None:
+        """Use `open`."""
+        self.limits = limits
+        self.ready = False
+        """The log's end, as it was at the start, has been reached."""
+        self._file = file
+        self._lock = lock
+        self._writer = writer
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="view-reader")
+        self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
+        self._answers: OrderedDict[RecordRef, TaskAccepted | TaskRejected] = OrderedDict()
+        self._broken: str | None = None
+        self._bytes = 0
+        self._connected = 0
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, path: Path, limits: ViewLimits | None = None, *, identity: str = "", share: bool = True
+    ) -> View:
+        """Open or make the file at `path`, or beside it where another process has that one.
+
+        Args:
+            identity: of the topics; a file made for others is thrown away.
+            share: False: the caller makes sure that nobody else has the file.
+
+        Raises:
+            ViewUnusable: the file cannot be used; the message says what to do.
+        """
+        writer = ThreadPoolExecutor(1, thread_name_prefix="view-writer")
+        bounds = limits or ViewLimits()
+
+        def work() -> View:
+            mine, lock = lock_slot(path) if share else (path, None)
+            try:
+                made = cls(bounds, ViewFile(mine, bounds, identity), writer, lock)
+                made._connect()
+            except BaseException:
+                if lock is not None:
+                    os.close(lock)
+                raise
+            return made
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(writer, work)
+        except BaseException:
+            writer.shutdown(wait=False)
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish what has begun, and close the file. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+
+        def work() -> None:
+            self._disconnect()
+            self._file.close()
+            if self._lock is not None:
+                os.close(self._lock)
+
+        await asyncio.get_running_loop().run_in_executor(self._writer, work)
+        self._pool.shutdown(wait=False)
+        self._writer.shutdown(wait=False)
+
+    # --- known without asking the file ---
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def nodes(self) -> Mapping[str, NodeEntry]:
+        return self._file.nodes.nodes
+
+    @property
+    def tick(self) -> Tick | None:
+        return self._file.nodes.tick
+
+    @property
+    def counts(self) -> Counts:
+        file = self._file
+        return Counts(file.tasks, file.sessions, file.dropped, self._bytes)
 
     def answer(self, ref: RecordRef) -> TaskAccepted | TaskRejected | None:
         """What the scheduler said of the request at `ref`; None: nothing yet, or long ago."""
@@ -162,201 +149,150 @@ class View:
 
     def in_flight(self) -> dict[Stage, int]:
         """Sessions that are not finished, by stage."""
-        return {stage: count for stage, count in self._stages.items() if count and stage is not Stage.FINISHED}
-
-    @property
-    def session_count(self) -> int:
-        return self._sessions
+        return {stage: count for stage, count in list(self._file.flight.items()) if count}
 
     def next_offset(self, topic: str, partition: int) -> int:
         """The first offset of that partition that has not been applied."""
-        return self._next.get((topic, partition), 0)
+        return self._file.next.get((topic, partition), 0)
+
+    def resume_at(self, topic: str, partition: int) -> int:
+        """Where to go on reading: at the record read last, which shows whether the log is still the same one."""
+        anchor = self._file.anchors.get((topic, partition))
+        return self.next_offset(topic, partition) if anchor is None else anchor.offset
 
     def silent_ticks(self, node: NodeEntry) -> int:
-        return self._ticks - node.at_tick
+        return self._file.nodes.ticks - node.at_tick
 
     def alive(self, node: NodeEntry) -> bool:
         return self.silent_ticks(node) < self.limits.dead_after_ticks
 
-    # --- writing ---
+    # --- asked of the file ---
 
-    def apply(self, event: Event | None, *, ref: RecordRef, key: str | None) -> list[Change]:
-        """Take one record; `event` None is a tombstone, or a record that cannot be read and is only passed over."""
-        place = (ref.topic, ref.partition)
-        if ref.offset < self._next.get(place, 0):
-            return []
-        self._next[place] = ref.offset + 1
-        match event:
-            case StageChanged():
-                return self._moved(event, ref)
-            case SessionResult():
-                return self._session_result(event)
-            case TaskAccepted():
-                return self._accepted(event, ref)
-            case TaskRejected():
-                return self._rejected(event, ref)
-            case TaskResult():
-                return self._task_result(event)
-            case NodeHeartbeat():
-                self._beat(event, key)
-            case Tick():
-                self.tick = event
-                self._ticks += 1
-            case None if ref.topic == "nodes" and key is not None:
-                self.nodes.pop(key, None)
-            case _:
-                pass
-        return []
+    async def task(self, task_id: str) -> TaskEntry | None:
+        """A task with its sessions, perhaps one of which only sessions' reports are known (`known`)."""
+        return await self._read(lookups.task, task_id)
 
-    def caught_up(self) -> list[Change]:
-        """The log's end, as it was at the start, has been reached: results that are not here by now are gone."""
-        if self.ready:
-            return []
-        self.ready = True
-        return [
-            change
-            for task_id in list(self._ended)
-            if (entry := self.tasks.get(task_id)) is not None and not entry.settled
-            for change in self._settle(entry)
-        ]
+    async def rejected(self, task_id: str) -> TaskRejected | None:
+        """The last rejection of a task id."""
+        return await self._read(lookups.rejected, task_id)
 
-    def _moved(self, event: StageChanged, ref: RecordRef) -> list[Change]:
-        session = self._session(event.task_id, event.session_id)
-        if not session.finished and (event.attempt, RANK[event.stage]) >= (session.attempt, RANK[session.stage]):
-            self._enter(session, event.stage)
-            session.attempt = event.attempt
-            session.at_ms = event.at_ms
-            session.node = event.node or session.node
-            session.failure = event.failure
-            session.outcome = event.outcome or session.outcome
-        self._shrink(event.task_id)
-        return [Moved(event, ref)]
+    async def settled(self, task_id: str) -> bool:
+        """Whether a task has ended."""
+        return await self._read(lookups.settled, task_id)
 
-    def _session_result(self, event: SessionResult) -> list[Change]:
-        task = self._task(event.task_id)
-        session = self._session(event.task_id, event.session_id)
-        self._enter(session, Stage.FINISHED)
-        session.attempt, session.at_ms, session.sample = event.attempt, event.at_ms, event.sample
-        session.node = event.node_id or session.node
-        session.outcome, session.failure = event.outcome, event.error or event.outcome.failure
-        if session.result is None:
-            task.results += 1
-        session.result = event
-        changes = self._settle_if_whole(task)
-        self._shrink(event.task_id)
-        return changes
+    async def select(self, wanted: TaskFilter) -> Selected:
+        """The newest tasks that fit, newest first, without their sessions."""
+        return await self._read(lookups.select, wanted)
 
-    def _accepted(self, event: TaskAccepted, ref: RecordRef) -> list[Change]:
-        task = self._task(event.task_id)
-        if task.accepted is not None and task.accepted.source != event.source:
-            # The id was used again after `task_memory`: another task. A result written since is the new one's.
-            result = task.result
-            self._forget(event.task_id)
-            task = self._task(event.task_id)
-            if result is not None and result.at_ms >= event.at_ms:
-                task.result = result
-                self._ended[event.task_id] = None
-        if task.accepted is None:
-            task.accepted = event
-            self._unseen.pop(event.task_id, None)
-            names = event.sessions or [
-                derive_session_id(event.source.partition, event.source.offset, sample) for sample in range(event.count)
-            ]
-            early = task.sessions
-            task.sessions = {}
-            for sample, name in enumerate(names):
-                session = early.pop(name, None)
-                if session is None:
-                    session = self._add(task, name, event.at_ms)
-                task.sessions[name] = session
-                session.sample = sample
-            task.sessions.update(early)
-        self._remember(event.answers, event)
-        changes: list[Change] = [Answered(event), Moved(event, ref), *self._settle_if_whole(task)]
-        self._shrink(event.task_id)
-        return changes
+    async def statuses(self, limit: int = 10_000) -> dict[str, str]:
+        """Status by task id, of the newest `limit` tasks."""
+        return await self._read(lookups.statuses, limit)
 
-    def _rejected(self, event: TaskRejected, ref: RecordRef) -> list[Change]:
-        if event.task_id is not None:
-            self.rejected[event.task_id] = event
-            self.rejected.move_to_end(event.task_id)
-            while len(self.rejected) > self.limits.max_answers:
-                self.rejected.popitem(last=False)
-        self._remember(event.answers, event)
-        return [Answered(event), Moved(event, ref)]
+    async def ended_since(self, at_ms: int, limit: int) -> list[str]:
+        """Tasks that ended then or later, oldest first; the newest `limit`."""
+        return await self._read(lookups.ended_since, at_ms, limit)
 
-    def _task_result(self, event: TaskResult) -> list[Change]:
-        task = self._task(event.task_id)
-        self._unseen.pop(event.task_id, None)
-        task.result = event
-        self._ended[event.task_id] = None
-        changes = self._settle_if_whole(task)
-        self._shrink(event.task_id)
-        return changes
+    async def everything(self) -> Iterable[str]:
+        """Every task that is known, by id."""
+        return await self._read(lookups.everything)
 
-    def _beat(self, event: NodeHeartbeat, key: str | None) -> None:
-        name = key or event.node_id
-        self.nodes.pop(name, None)
-        self.nodes[name] = NodeEntry(beat=event, at_tick=self._ticks)
-        if len(self.nodes) > self.limits.max_nodes:
-            del self.nodes[next(iter(self.nodes))]
+    async def _read(
+        self, look: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        def work() -> T:
+            db = self._readers.get()
+            try:
+                with transaction(db, "DEFERRED"):
+                    return look(db, *args, **kwargs)
+            except (sqlite3.Error, ValueError) as error:
+                if isinstance(error, sqlite3.Error) and not files_fault(error):
+                    raise
+                self._broken = str(error)
+                raise ViewBroken(f"the view's file cannot be read ({error}); it is being built anew") from error
+            finally:
+                self._readers.put(db)
 
-    def _remember(self, ref: RecordRef, answer: TaskAccepted | TaskRejected) -> None:
-        self._answers[ref] = answer
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    # --- written by the feed ---
+
+    async def apply(self, messages: Sequence[Any], names: Mapping[str, str]) -> Applied:
+        """Take records of the log, as aiokafka gives them; those taken before change nothing.
+
+        Args:
+            names: topic without prefix, by its full name.
+
+        Raises:
+            ViewBroken: the file is corrupt, or was made from another log: `start_over`.
+            ViewUnusable: it cannot be written now, e.g. for lack of space; nothing is lost by trying again.
+        """
+        applied = await self._write(lambda: self._file.apply(messages, names))
+        for change in applied.changes:
+            if isinstance(change, Answered):
+                self._remember(change.answer)
+        return applied
+
+    async def misfit(self, cluster: str | None, starts: Mapping[Place, int], ends: Mapping[Place, int]) -> str | None:
+        """Why the log is not the one the file was made from; None: it is, as far as its ends tell."""
+        return await self._write(lambda: self._file.misfit(cluster, starts, ends))
+
+    async def passed(self, positions: Mapping[Place, int]) -> None:
+        """The reader stands at `positions`, by topic (without prefix) and partition, and all before is applied."""
+        if any(to > self._file.next.get(place, -1) for place, to in positions.items()):
+            await self._write(lambda: self._file.passed(positions))
+
+    async def tidy(self) -> Sequence[Change]:
+        """At the end of the log: settle what waits in vain, and keep to the limits. The first time, `ready` is set."""
+        first, self.ready = not self.ready, True
+        return await self._write(lambda: self._file.tidy(settle_all=first))
+
+    async def start_over(self, reason: str) -> None:
+        """Throw the file away; the log is to be read from its start."""
+        self.ready = False
+
+        def work() -> None:
+            self._disconnect()
+            self._file.start_over(reason)
+            self._connect()
+
+        await asyncio.get_running_loop().run_in_executor(self._writer, work)
+        self._broken = None
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise RuntimeError("the view is closed")
+        if self._broken is not None:
+            raise ViewBroken(self._broken)
+
+        def guarded() -> T:
+            try:
+                found = work()
+                self._bytes = self._file.bytes
+            except sqlite3.OperationalError as error:
+                raise ViewUnusable(f"{self.path} cannot be written: {error}") from error
+            except (sqlite3.Error, ValueError) as error:
+                if isinstance(error, sqlite3.Error) and not files_fault(error):
+                    raise
+                raise ViewBroken(str(error)) from error
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, guarded)
+
+    def _connect(self) -> None:
+        while self._connected < READERS:
+            self._readers.put(self._file.connect())
+            self._connected += 1
+
+    def _disconnect(self) -> None:
+        """Waits for the answers under way."""
+        while self._connected:
+            with contextlib.suppress(sqlite3.Error):
+                self._readers.get().close()
+            self._connected -= 1
+
+    def _remember(self, answer: TaskAccepted | TaskRejected) -> None:
+        if isinstance(answer, TaskAccepted) and len(answer.sessions) > LONG_ANSWER:
+            answer = msgspec.structs.replace(answer, sessions=[])
+        self._answers[answer.answers] = answer
         while len(self._answers) > self.limits.max_answers:
             self._answers.popitem(last=False)
-
-    def _settle_if_whole(self, task: TaskEntry) -> list[Change]:
-        if task.result is None or task.settled:
-            return []
-        # Of a task that had to be forgotten under way, the earlier results are not coming again.
-        forgotten = self.ready and self.dropped > 0 and task.accepted is None
-        if task.results < task.result.counts.accepted and not forgotten:
-            return []
-        return self._settle(task)
-
-    def _settle(self, task: TaskEntry) -> list[Change]:
-        task.settled = True
-        return [Settled(task)]
-
-    def _task(self, task_id: str) -> TaskEntry:
-        task = self.tasks.get(task_id)
-        if task is None:
-            task = self.tasks[task_id] = TaskEntry(task_id)
-            self._unseen[task_id] = None
-        return task
-
-    def _session(self, task_id: str, session_id: str) -> SessionEntry:
-        task = self._task(task_id)
-        return task.sessions.get(session_id) or self._add(task, session_id, 0)
-
-    def _add(self, task: TaskEntry, session_id: str, at_ms: int) -> SessionEntry:
-        session = task.sessions[session_id] = SessionEntry(session_id, task.task_id, at_ms=at_ms)
-        self._sessions += 1
-        self._stages[session.stage] += 1
-        return session
-
-    def _enter(self, session: SessionEntry, stage: Stage) -> None:
-        self._stages[session.stage] -= 1
-        self._stages[stage] += 1
-        session.stage = stage
-
-    def _shrink(self, keep: str) -> None:
-        """Down to the limits, sparing the task that has just been touched."""
-        while len(self.tasks) > self.limits.max_tasks or self._sessions > self.limits.max_sessions:
-            victim = next(
-                (one for pile in (self._ended, self._unseen, self.tasks) for one in pile if one != keep),
-                None,
-            )
-            if victim is None:
-                return
-            self._forget(victim)
-            self.dropped += 1
-
-    def _forget(self, task_id: str) -> None:
-        task = self.tasks.pop(task_id)
-        self._ended.pop(task_id, None)
-        self._unseen.pop(task_id, None)
-        self._sessions -= len(task.sessions)
-        for session in task.sessions.values():
-            self._stages[session.stage] -= 1
