@@ -10,12 +10,14 @@ import random
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polar.builder import Entry, rebuild, summarize
 from polar.builder.session import SessionState
 from polar.schemas import BuilderSpec, Context, SessionOpened, Trajectory, encode
+from polar.schemas.prompts import MAX_CHAIN
 from tests.builder.toy import END, Message, Reply, Session, Truth, decode, say, system, tool, user
 
 ACTIONS = [
@@ -111,8 +113,16 @@ class Harness:
                 self.hanging.append(self.session.start())
 
 
-def play(seed: int, script: list[tuple[str, str, bool]], builder: BuilderSpec, delta: bool, fence: bool) -> Session:
+def play(
+    seed: int,
+    script: list[tuple[str, str, bool]],
+    builder: BuilderSpec,
+    delta: bool,
+    fence: bool,
+    max_chain: int = MAX_CHAIN,
+) -> Session:
     harness = Harness(seed, builder, delta)
+    harness.session.max_chain = max_chain
     for number, (action, text, exact) in enumerate(script):
         if fence and number == len(script) // 2:
             harness.session.fence()
@@ -205,13 +215,23 @@ def test_per_request_is_exact_and_shares_its_prompts(
     assert len(trajectory.pool.tokens) <= len(tree) + sum(len(one.ids) for one in own)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=st.integers(0, 2**16), script=actions)
-def test_delta_prompts_and_whole_ones_give_the_same_trajectory(seed: int, script: list[tuple[str, str, bool]]) -> None:
-    builder = BuilderSpec()
-    assert rebuild(play(seed, script, builder, True, False).records) == rebuild(
-        play(seed, script, builder, False, False).records
-    )
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**16),
+    script=actions,
+    strategy=st.sampled_from(["prefix_merging", "per_request"]),
+    fence=st.booleans(),
+    max_chain=st.sampled_from([1, 3, MAX_CHAIN]),
+)
+def test_delta_prompts_and_whole_ones_give_the_same_trajectory(
+    seed: int, script: list[tuple[str, str, bool]], strategy: str, fence: bool, max_chain: int
+) -> None:
+    builder = BuilderSpec(strategy=strategy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polar.schemas.prompts.REFERENCE_BYTES", 1)  # these prompts are short
+        against = play(seed, script, builder, True, fence, max_chain)
+    whole = play(seed, script, builder, False, fence)
+    assert encode(rebuild(against.records)) == encode(rebuild(whole.records))
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,6 +18,7 @@ from polar.builder.service import BuilderService
 from polar.builder.settings import BuilderSettings
 from polar.bus import Bus, BusSettings, Out, Record
 from polar.schemas import Stage, StageChanged, Status, Trajectory, encode
+from polar.schemas.prompts import MAX_CHAIN
 from polar.schemas.topics import Service
 from tests.builder.toy import Session, say, user
 
@@ -129,6 +130,36 @@ async def test_sessions_beyond_the_memory_go_through_the_cache_file_unchanged(
         own = [one for one in entries if one.event.session_id == name]  # type: ignore[attr-defined]
         assert encode(trajectory) == encode(rebuild(own))
     assert list((tmp_path / "builder").iterdir()) == []  # the file has no name and goes with the process
+
+
+async def test_delta_prompts_are_resolved_from_memory_and_from_the_cache_file(
+    bus_settings: BusSettings, proxy: Bus, tmp_path: Path
+) -> None:
+    def played_long(name: str, delta: bool) -> Session:
+        session = Session(seed=int(name[2:]), session_id=name, delta=delta)
+        messages = [user("abcd" * 50)]
+        for _ in range(MAX_CHAIN + 3):
+            reply = say("abc", session.chance)
+            session.call(messages, reply)
+            messages = [*messages, reply.message, user("d" * 9)]
+        session.close()
+        return session
+
+    names = [f"s-{number}" for number in range(4)]
+    sessions = [played_long(name, delta=True) for name in names]
+    longest = max(len(one.records) for one in sessions)
+    entries = await write(proxy, [one.records[i] for i in range(longest) for one in sessions if i < len(one.records)])
+    async with building(bus_settings, tmp_path, memory_bytes=5_000, max_batch=20):
+        found = await built(proxy, len(sessions))
+    for name, trajectory in found.items():
+        own = [one for one in entries if one.event.session_id == name]  # type: ignore[attr-defined]
+        assert encode(trajectory) == encode(rebuild(own))
+        assert (trajectory.captured, trajectory.set_aside, len(trajectory.traces)) == (MAX_CHAIN + 3, [], 1)
+        whole = [
+            Entry(written.ref, plain.event)
+            for written, plain in zip(own, played_long(name, delta=False).records, strict=True)
+        ]
+        assert encode(trajectory) == encode(rebuild(whole))
 
 
 async def test_a_trajectory_too_large_for_a_record_is_an_error_without_traces(

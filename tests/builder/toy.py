@@ -35,7 +35,6 @@ from polar.schemas import (
     Outcome,
     PolicySpan,
     Prompt,
-    PromptBase,
     RecordRef,
     Sampling,
     SessionClosed,
@@ -45,6 +44,7 @@ from polar.schemas import (
     TokenIds,
     sha256,
 )
+from polar.schemas.prompts import MAX_CHAIN, Captured, delta
 
 BEGIN, END, NEWLINE = 1, 2, 3
 ROLES = {"system": 4, "user": 5, "assistant": 6, "tool": 7}
@@ -146,7 +146,8 @@ class Session:
     attempt: int = 1
     version: str = "v1"
     delta: bool = False
-    """Write prompts against the call before, where they begin with its prompt."""
+    """Write prompts against earlier calls, as the proxy does."""
+    max_chain: int = MAX_CHAIN
     records: list[Entry] = field(default_factory=list)
     truth: list[Truth] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
@@ -155,7 +156,8 @@ class Session:
         self.chance = random.Random(self.seed)
         self.offsets = itertools.count(self.first_offset)
         self.numbers = itertools.count()
-        self._last: dict[int, tuple[str, int, list[int], list[Message]]] = {}
+        self._started_at: dict[str, int] = {}
+        self._history: dict[int, list[Captured]] = {}
         self.write(
             SessionOpened(
                 session_id=self.session_id,
@@ -184,7 +186,7 @@ class Session:
         call = next(self.numbers)
         name = f"{self.session_id}-c{call}"
         self.started.append(name)
-        self.write(
+        self._started_at[name] = self.write(
             CallStarted(
                 completion_id=name,
                 session_id=self.session_id,
@@ -193,7 +195,7 @@ class Session:
                 dialect="openai.chat",
                 at_ms=call,
             )
-        )
+        ).ref.offset
         return name
 
     def fail(self, name: str, kind: FailureKind = FailureKind.PROVIDER) -> None:
@@ -260,8 +262,11 @@ class Session:
             "hints": ClientHints(),
         }
         event = CompletionCaptured(**(fields | more))
-        written = self.write(self._against_last(event, ids, messages) if self.delta else event)
-        self._last[self.attempt] = (name, written.ref.offset, ids, list(messages))
+        history = self._history.setdefault(self.attempt, [])
+        known = [one for one in history if self.delta and one.offset < self._started_at[name]]
+        draft = delta(event.prompt, known, max_chain=self.max_chain)
+        written = self.write(replace(event, prompt=draft.prompt))
+        history.append(draft.captured(name, written.ref.offset, event.choices))
         return event
 
     def call(self, messages: list[Message], *replies: Reply, **more: Any) -> CompletionCaptured:
@@ -278,21 +283,6 @@ class Session:
 
     def final(self) -> None:
         self.write(SessionFinal(session_id=self.session_id, attempt=self.attempt, at_ms=0))
-
-    def _against_last(self, event: CompletionCaptured, ids: list[int], messages: list[Message]) -> CompletionCaptured:
-        if self.attempt not in self._last:
-            return event
-        name, offset, before, said = self._last[self.attempt]
-        same, told = alike(before, ids), alike(said, messages)
-        base = PromptBase(completion_id=name, offset=offset, ids=same, messages=told)
-        prompt = replace(event.prompt, ids=TokenIds(ids[same:]), messages=messages[told:], base=base)
-        return replace(event, prompt=prompt)
-
-
-def alike(one: list[Any], other: list[Any]) -> int:
-    """How many items both begin with."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return sum(1 for _ in pairs)
 
 
 def user(text: str) -> Message:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import urllib.request
 import uuid
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 
 from polar.client import PolarClient
 from polar.schemas import CompletionCaptured, Context, GroupClosed, Trajectory
+from polar.schemas.prompts import Prompts
 from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.sandbox, pytest.mark.timeout(600)]
@@ -134,13 +136,13 @@ async def test_an_agent_with_the_openai_sdk_run_eight_times_is_captured_exactly(
 
     calls = [(one, choice) for one in completions for choice in one.choices]
     assert len(calls) >= 8
-    sequences: list[dict[str, object]] = [
-        {
-            "ids": [*one.prompt.ids, *choice.ids],
-            "spans": [[len(one.prompt.ids), len(one.prompt.ids) + len(choice.ids)]],
-        }
-        for one, choice in calls
-    ]
+    attempts: defaultdict[tuple[str, int], Prompts] = defaultdict(Prompts)
+    sequences: list[dict[str, object]] = []
+    for one in completions:
+        prompt = attempts[one.session_id, one.attempt].take(one).ids
+        for choice in one.choices:
+            spans = [[len(prompt), len(prompt) + len(choice.ids)]]
+            sequences.append({"ids": [*prompt, *choice.ids], "spans": spans})
     captured = np.array([value for _, choice in calls for value in choice.logprobs])
     again = await asyncio.to_thread(reread, vllm, sequences)
     independent = await asyncio.to_thread(rescore, sequences)

@@ -15,6 +15,7 @@ import pytest
 from polar.devmodel import Match, Reply, Rule, Script, ScriptedEngine
 from polar.proxy.sampling import call_seed
 from polar.schemas import CallStarted, CompletionCaptured, LogprobsMode, PolicySpan, SamplingSpec
+from polar.schemas.prompts import Prompts
 from tests.proxy.harness import Door, captured
 
 MODES = ["live", "synthetic"]
@@ -241,11 +242,13 @@ async def test_a_conversation_with_tools_is_counted_and_extends_its_prompts(engi
     starts = [one for one in records if isinstance(one, CallStarted)]
     ends = [one for one in records if isinstance(one, CompletionCaptured)]
     assert [one.call for one in starts] == [one.call for one in ends] == [0, 1]
-    assert ends[1].prompt.messages[1] == ends[0].choices[0].message
-    assert ends[0].prompt.tools == TOOLS
-    assert ends[0].prompt.tools_sha256 == ends[1].prompt.tools_sha256
-    before = ends[0].prompt.ids.array.tolist() + ends[0].choices[0].ids.array.tolist()
-    assert ends[1].prompt.ids.array.tolist()[: len(before)] == before
+    prompts = Prompts()
+    opening, whole = prompts.take(ends[0]), prompts.take(ends[1])
+    assert whole.messages[1] == ends[0].choices[0].message
+    assert opening.tools == whole.tools == TOOLS
+    before = [*opening.ids, *ends[0].choices[0].ids]
+    assert [*whole.ids][: len(before)] == before
+    assert [*whole.ids] == engine.calls[1].prompt_ids
 
 
 async def test_the_synchronous_client_works_too(engine_of: Start, door_to: Start) -> None:

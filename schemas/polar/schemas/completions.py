@@ -108,7 +108,10 @@ class MediaPart(Part, frozen=True, kw_only=True):
 
 
 class PromptBase(Part, frozen=True, kw_only=True):
-    """The first `ids` ids and `messages` messages of an earlier, acknowledged completion of the same attempt."""
+    """The first `ids` ids and `messages` messages of an earlier, acknowledged completion of the same attempt.
+
+    A completion's ids are those of its whole prompt and of its first choice, one after the other; so its messages.
+    """
 
     completion_id: str
     offset: int
@@ -124,9 +127,13 @@ class Prompt(Part, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] = []
     """Normalized, OpenAI Chat form."""
     base: PromptBase | None = None
-    """None: the prompt is whole."""
+    """None: the prompt is whole. `polar.schemas.prompts` makes it so."""
+    more: list[PromptBase] = []
+    """After the base's share, in order: what these completions have from there up to as many ids and messages. Used
+    where one reference alone would make the chain of references too long."""
     tools: list[dict[str, Any]] | None = None
     tools_sha256: str | None = None
+    """With a base and without `tools`: they are those of the last completion referred to."""
     media: list[MediaPart] = []
 
 
@@ -180,7 +187,8 @@ class CallStarted(Event, frozen=True, kw_only=True):
     session_id: str
     attempt: int
     call: int
-    """Counts the attempt's calls from 0, as this replica of the proxy saw them; log order decides, not this."""
+    """Counts the attempt's calls from 0, as this replica of the proxy saw them, and at least as many as its request's
+    history holds replies; log order decides, not this."""
     dialect: str
     at_ms: int
 

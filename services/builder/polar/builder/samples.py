@@ -15,10 +15,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from polar.schemas import Choice, CompletionCaptured, Logprobs, MediaPart, Prompt, PromptBase, SetAside, TokenIds
+from polar.schemas import Choice, CompletionCaptured, Logprobs, MediaPart, Prompt, SetAside, TokenIds
+from polar.schemas.prompts import BaseExpired, resolve
 
-from .messages import MessagePool
+from .messages import Message, MessagePool
 from .pool import Ids, Span, TokenPool
+
+Numbers = npt.NDArray[np.int32]
+"""Shape `(messages, 2)`: of each message and of its normal form."""
 
 _NO_IDS = TokenIds()
 _NO_PROMPT = Prompt(ids=_NO_IDS)
@@ -91,122 +95,113 @@ def read(completions: Iterable[CompletionCaptured]) -> Material:
     return reader.material
 
 
-@dataclass(slots=True)
-class _Whole:
-    """A completion's prompt, made whole, with its first reply: what delta prompts refer to."""
+class _Known:
+    """A completion in the pools: what delta prompts refer to (`polar.schemas.prompts.Earlier`)."""
 
-    prompt: list[Span]
-    messages: npt.NDArray[np.int32]
-    normals: npt.NDArray[np.int32]
-    media: tuple[MediaPart, ...]
-    first: tuple[Span, tuple[int, int]] | None
-    """The first reply: where its ids are, and the numbers of its message; None: there is none that counts."""
+    def __init__(self, material: Material, prompt: Prompt, spans: list[Span], numbers: Numbers) -> None:
+        """`prompt`: whole; `spans`: its ids; `numbers`: its messages and their normal forms."""
+        self.tools = prompt.tools
+        self.tools_sha256 = prompt.tools_sha256
+        self.media = tuple(prompt.media)
+        self.length = len(prompt.ids)
+        self.numbers = numbers
+        self._material = material
+        self._spans = spans
+        self._lost = _NO_IDS
+        """Ids of the first choice, where they are in no pool."""
+
+    def reply(self, choice: Choice, number: tuple[int, int], span: Span | None) -> None:
+        """The first choice; `span` is None where it is no sample."""
+        self.length += len(choice.ids)
+        self.numbers = np.vstack([self.numbers, np.array([number], np.int32)])
+        if span is not None:
+            self._spans = [*self._spans, span]
+        else:
+            self._lost = choice.ids
+
+    @property
+    def message_count(self) -> int:
+        return len(self.numbers)
+
+    def ids(self, start: int, end: int) -> TokenIds:
+        pooled = self._material.tokens.gather(self._spans)
+        found: TokenIds = TokenIds.concat(
+            [TokenIds(pooled[start:end]), self._lost.slice(max(start - len(pooled), 0), max(end - len(pooled), 0))]
+        )
+        return found
+
+    def messages(self, start: int, end: int) -> list[Message]:
+        return [self._material.messages.messages[one] for one in self.numbers[start:end, 0].tolist()]
 
 
 class _Reader:
     def __init__(self) -> None:
         self.material = Material()
-        self._whole: dict[str, _Whole] = {}
-        self._tools: dict[str, int] = {}
+        self._known: dict[str, _Known] = {}
         self._seen: set[str] = set()
 
     def take(self, completion: CompletionCaptured) -> None:
         if completion.completion_id in self._seen:
             return
         self._seen.add(completion.completion_id)
-        self.material.completions.append(completion.completion_id)
-        base = completion.prompt.base
-        if base is not None and not self._has(base):
-            detail = f"its prompt begins with {base.ids} ids of {base.completion_id}, which are not known"
-            self._aside(completion, "base_expired", detail)
+        material = self.material
+        material.completions.append(completion.completion_id)
+        try:
+            prompt = resolve(completion, self._known.get)
+        except BaseExpired as error:
+            self._aside(completion, "base_expired", str(error))
             return
+        numbers = self._numbers(prompt, completion.prompt)
+        ids = prompt.ids.array
+        tools = material.messages.add_tools(prompt.tools) if prompt.tools else None
+        walk, spans, place = material.tokens.add_prompt(ids)
+        known = self._known[completion.completion_id] = _Known(material, prompt, spans, numbers)
         choices = sorted(completion.choices, key=lambda one: one.index)
-        if not choices:
-            self._aside(completion, "empty", "no choice")
-            return
-        ids, messages, normals, media = self._prompt(completion.prompt)
-        if not len(ids):
-            self._aside(completion, "incomplete", "no prompt ids")
-            return
-        tools = self._tool_list(completion.prompt)
-        walk, spans, place = self.material.tokens.add_prompt(ids)
+        problem = _unusable(prompt, choices)
+        if problem is not None:
+            self._aside(completion, *problem)
         extends, starts_like = tuple(walk.replies()), tuple(walk.prompts())
-        first: tuple[Span, tuple[int, int]] | None = None
-        for choice in choices:
-            problem = _problem(choice)
-            if problem is not None:
-                self._aside(completion, *problem, choice=choice.index if len(choices) > 1 else None)
-                continue
-            index = len(self.material.samples)
-            reply = self.material.tokens.add_reply(place, choice.ids.array, choice.logprobs.array, index)
-            message = self.material.messages.add(choice.message)
-            first = first or (reply, message)
-            self.material.samples.append(
-                Sample(
-                    index=index,
-                    completion=msgspec.structs.replace(completion, prompt=_NO_PROMPT, choices=[]),
-                    choice=msgspec.structs.replace(choice, ids=_NO_IDS, logprobs=Logprobs()),
-                    prompt=spans,
-                    prompt_length=len(ids),
-                    reply=reply,
-                    messages=messages,
-                    normals=normals,
-                    reply_message=message[0],
-                    reply_normal=message[1],
-                    tools=tools,
-                    tools_key=completion.prompt.tools_sha256 or (None if tools is None else f"#{tools}"),
-                    media=media,
-                    extends=extends,
-                    starts_like=starts_like,
+        for place_among, choice in enumerate(choices):
+            message = material.messages.add(choice.message)
+            reply: Span | None = None
+            wrong = problem or _problem(choice)
+            if wrong is None:
+                index = len(material.samples)
+                reply = material.tokens.add_reply(place, choice.ids.array, choice.logprobs.array, index)
+                material.samples.append(
+                    Sample(
+                        index=index,
+                        completion=msgspec.structs.replace(completion, prompt=_NO_PROMPT, choices=[]),
+                        choice=msgspec.structs.replace(choice, ids=_NO_IDS, logprobs=Logprobs()),
+                        prompt=spans,
+                        prompt_length=len(ids),
+                        reply=reply,
+                        messages=numbers[:, 0],
+                        normals=numbers[:, 1],
+                        reply_message=message[0],
+                        reply_normal=message[1],
+                        tools=tools,
+                        tools_key=prompt.tools_sha256 or (None if tools is None else f"#{tools}"),
+                        media=known.media,
+                        extends=extends,
+                        starts_like=starts_like,
+                    )
                 )
-            )
-        self._whole[completion.completion_id] = _Whole(spans, messages, normals, media, first)
+            elif problem is None:
+                self._aside(completion, *wrong, choice=choice.index if len(choices) > 1 else None)
+            if place_among == 0:
+                known.reply(choice, message, reply)
 
-    def _has(self, base: PromptBase) -> bool:
-        """Whether the share of an earlier completion that `base` names is known."""
-        whole = self._whole.get(base.completion_id)
-        if whole is None:
-            return False
-        spans = [*whole.prompt, whole.first[0]] if whole.first else whole.prompt
-        return base.ids <= sum(end - start for start, end in spans)
-
-    def _prompt(
-        self, prompt: Prompt
-    ) -> tuple[Ids, npt.NDArray[np.int32], npt.NDArray[np.int32], tuple[MediaPart, ...]]:
-        """Ids, numbers of messages and of their normal forms, and media, made whole."""
-        pairs = np.array([self.material.messages.add(one) for one in prompt.messages], np.int32).reshape(-1, 2)
-        messages, normals = pairs[:, 0], pairs[:, 1]
-        base = prompt.base
-        if base is None:
-            return prompt.ids.array, messages, normals, tuple(prompt.media)
-        whole = self._whole[base.completion_id]
-        # "the first N of X" counts X's prompt first and its reply after it
-        spans, said, meant = whole.prompt, whole.messages, whole.normals
-        if whole.first is not None:
-            reply, numbers = whole.first
-            spans = [*spans, reply]
-            said, meant = np.append(said, np.int32(numbers[0])), np.append(meant, np.int32(numbers[1]))
-        before, said, meant = (
-            self.material.tokens.gather(spans)[: base.ids],
-            said[: base.messages],
-            meant[: base.messages],
-        )
-        media = tuple(one for one in whole.media if one.offset + one.length <= base.ids)
-        return (
-            np.concatenate([before, prompt.ids.array]),
-            np.concatenate([said, messages]),
-            np.concatenate([meant, normals]),
-            (*media, *prompt.media),
-        )
-
-    def _tool_list(self, prompt: Prompt) -> int | None:
-        """The prompt's tools, named by their hash where they are those of an earlier call."""
-        if prompt.tools:
-            number = self.material.messages.add_tools(prompt.tools)
-            if prompt.tools_sha256 is not None:
-                self._tools[prompt.tools_sha256] = number
-            return number
-        return self._tools.get(prompt.tools_sha256) if prompt.tools_sha256 is not None else None
+    def _numbers(self, prompt: Prompt, written: Prompt) -> Numbers:
+        """Of the whole prompt's messages; those that stand in earlier calls have theirs."""
+        parts: list[Numbers] = []
+        at = 0
+        for base in () if written.base is None else (written.base, *written.more):
+            parts.append(self._known[base.completion_id].numbers[at : base.messages])
+            at = base.messages
+        own = [self.material.messages.add(one) for one in prompt.messages[at:]]
+        parts.append(np.array(own, np.int32).reshape(-1, 2))
+        return np.concatenate(parts)
 
     def _aside(self, completion: CompletionCaptured, reason: str, detail: str, *, choice: int | None = None) -> None:
         self.material.set_aside.append(
@@ -217,6 +212,15 @@ class _Reader:
                 detail=detail if choice is None else f"choice {choice}: {detail}",
             )
         )
+
+
+def _unusable(prompt: Prompt, choices: list[Choice]) -> tuple[str, str] | None:
+    """Why no choice of a call can be a sample."""
+    if not choices:
+        return "empty", "no choice"
+    if not len(prompt.ids):
+        return "incomplete", "no prompt ids"
+    return None
 
 
 def _problem(choice: Choice) -> tuple[str, str] | None:

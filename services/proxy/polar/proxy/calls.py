@@ -6,7 +6,7 @@ Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,15 @@ class Entry(msgspec.Struct, frozen=True):
     logprob: float
     bytes: list[int] | None = None
     top_logprobs: list[Entry] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image or the like of a request, in the order in which the prompt shows them."""
+
+    kind: str
+    sha256: str
+    """Of the decoded bytes; of the address where only that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,18 @@ class Call:
     """What the request itself forces or masks, e.g. `grammar`; penalties are added once sampling is resolved."""
     unknown: int = 0
     """Fields of the request that were passed over."""
+    media: tuple[Media, ...] = ()
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """What the body says of its client, by the names of `ClientHints`; headers win."""
+    dropped: tuple[str, ...] = ()
+    """Kinds of what only a provider could make use of, and that was left out."""
+    hide_thinking: bool = False
+    """The client asked not to be shown the model's thinking."""
+
+    @property
+    def turns(self) -> int:
+        """Replies in its history."""
+        return sum(message["role"] == "assistant" for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)

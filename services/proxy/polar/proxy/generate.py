@@ -7,6 +7,7 @@ before the broker's word. Live and synthetic differ in one step, how the engine 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -14,19 +15,32 @@ from dataclasses import dataclass
 from aiohttp import web
 from msgspec.structs import replace
 
-from polar.schemas import CallStarted, Sampling, sha256
+from polar.schemas import CallStarted, CompletionCaptured, RecordRef, Sampling, sha256
 from polar.service.clock import Clock
 from polar.service.randomness import Randomness, new_id
 from polar.service.tokens import SessionToken
 
 from .answer import Answer
 from .calls import Call, Reply
-from .capture import Bracket, Recorder
-from .dialects import Dialect, Limits, StreamEncoder, Told
+from .capture import Acknowledged, Bracket, Recorder
+from .dialects import Counting, Dialect, Limits, StreamEncoder, Told
+from .early import Stop, count_first, measured
 from .engine import Endpoint, Engines, cache_salt, request_body
-from .errors import BadRequest, ClientGone, EngineAway, EngineBroken, EngineError, Overloaded, ProxyError, as_told
+from .errors import (
+    BadRequest,
+    ClientGone,
+    EngineAway,
+    EngineBroken,
+    EngineError,
+    Overloaded,
+    PromptTooLong,
+    ProxyError,
+    as_told,
+)
 from .gate import Gate
+from .history import Histories
 from .metrics import Metrics
+from .placing import fold_late_system, has_late_system
 from .record import Facts, captured, hints, reply_room
 from .reply import StreamedReply
 from .sampling import engine_fields, resolve
@@ -34,6 +48,8 @@ from .selftest import check_mode
 from .sessions import Sessions
 from .settings import ProxySettings
 
+REQUEST_ID = web.RequestKey("request_id", str)
+"""What an answer is known by; a call's is its completion id."""
 CUT = ("abort", "error")
 """Finish reasons of a reply that the engine did not let end."""
 
@@ -46,6 +62,8 @@ class Deps:
     sessions: Sessions
     recorder: Recorder
     engines: Engines
+    histories: Histories | None
+    """None: prompts are written whole."""
     metrics: Metrics
     clock: Clock
     randomness: Randomness
@@ -97,7 +115,14 @@ class Generations:
     def __init__(self, deps: Deps, slots: Slots) -> None:
         self._deps = deps
         self._slots = slots
-        self._limits = Limits(max_choices=deps.settings.max_choices)
+        settings = deps.settings
+        self._limits = Limits(
+            max_choices=settings.max_choices,
+            provider_tools=settings.provider_tools,
+            foreign_thinking=settings.foreign_thinking,
+            image_urls=settings.image_urls,
+            thinking_switch=settings.thinking_switch,
+        )
 
     async def handle(self, request: web.Request, dialect: Dialect, key: str | None) -> web.StreamResponse:
         """Answer one request. Raises `ProxyError` while the client has no status yet."""
@@ -109,7 +134,9 @@ class Generations:
             call = dialect.parse(body, self._limits)
             if call.unknown:
                 deps.metrics.unknown_fields.labels(dialect.name).inc(call.unknown)
-            number = deps.sessions.next_call(token)
+            if call.dropped:
+                deps.metrics.dropped.labels(dialect.name).inc(len(call.dropped))
+            number = deps.sessions.next_call(token, call.turns)
             sampling = resolve(token.sampling, call.asked, n=call.n, session_id=token.session_id, call=number)
             endpoint = deps.engines.of(token.session_id)
             room = reply_room(
@@ -130,8 +157,26 @@ class Generations:
             dialect=dialect.name,
             at_ms=deps.clock.now_ms(),
         )
+        request[REQUEST_ID] = started.completion_id
         generation = _Generation(deps, request, dialect, token, call, sampling, endpoint, started, sha256(body))
         return await generation.run(free)
+
+    async def count(self, request: web.Request, dialect: Counting, key: str | None) -> web.Response:
+        """Answer a request that only counts its prompt: nothing is generated, nothing captured."""
+        deps = self._deps
+        token = deps.sessions.admit(key)
+        free = self._slots.take()
+        try:
+            call = dialect.parse_count(await self._body(request), self._limits)
+            endpoint = deps.engines.of(token.session_id)
+            count = await endpoint.count(await placed(call, endpoint, deps.settings.late_system))
+        finally:
+            free()
+        return web.Response(body=dialect.counted(count.tokens), content_type="application/json")
+
+    def max_model_len(self, token: SessionToken) -> int | None:
+        """What the session's engine takes of prompt and reply together, as far as it is known by now."""
+        return self._deps.engines.of(token.session_id).max_model_len
 
     async def _body(self, request: web.Request) -> bytes:
         try:
@@ -139,6 +184,15 @@ class Generations:
                 return await request.read()
         except TimeoutError:
             raise BadRequest("The request's body did not come in time.", status=408) from None
+
+
+async def placed(call: Call, endpoint: Endpoint, late_system: str) -> Call:
+    """`call` with its system messages where the engine's chat template takes them."""
+    if late_system == "keep" or not has_late_system(call.messages):
+        return call
+    if late_system == "auto" and await endpoint.takes_late_system():
+        return call
+    return dataclasses.replace(call, messages=fold_late_system(call.messages))
 
 
 class _Generation:
@@ -168,6 +222,7 @@ class _Generation:
         self._told = Told(started.completion_id, started.at_ms // 1000, call.model)
         self._answer = Answer(call.n, keep_entries=call.logprobs)
         self._gate = Gate(call.n)
+        self._stop = Stop()
         self._facts: Facts | None = None
         self._before: str | None = None
         self._first_token_ms: int | None = None
@@ -175,11 +230,11 @@ class _Generation:
     async def run(self, settled: Callable[[], None]) -> web.StreamResponse:
         """Answer the request; `settled` is called when nothing of the call is left to write to the log."""
         if not self._call.stream:
-            bracket = Bracket(self._deps.recorder, self._started, settled)
+            bracket = Bracket(self._deps.recorder, self._started, settled, status=self._dialect.status)
             with self._counted():
                 reply = await self._bracketed(bracket, None, None)
             body = self._dialect.reply(self._call, self._told, reply)
-            headers = {"X-Request-Id": self._started.completion_id}
+            headers = self._dialect.headers(self._started.completion_id)
             return web.Response(body=body, content_type="application/json", headers=headers)
         settings = self._deps.settings
         encoder = self._dialect.stream(self._call, self._told)
@@ -187,11 +242,18 @@ class _Generation:
             self._request,
             encoder,
             self._deps.clock,
-            completion_id=self._started.completion_id,
+            headers=self._dialect.headers(self._started.completion_id),
             early_headers_after=settings.early_headers_after,
             keepalive_every=settings.keepalive_every,
+            before_early=lambda: count_first(self._endpoint, self._call, encoder, self._stop),
         ) as out:
-            bracket = Bracket(self._deps.recorder, self._started, settled, answered=lambda: out.opened)
+            bracket = Bracket(
+                self._deps.recorder,
+                self._started,
+                settled,
+                answered=lambda: out.opened,
+                status=self._dialect.status,
+            )
             try:
                 with self._counted():
                     reply = await self._bracketed(bracket, encoder, out)
@@ -224,8 +286,8 @@ class _Generation:
         """From `CallStarted` to the acknowledged capture: what comes after may close."""
         async with bracket:
             try:
-                with self._deps.sessions.running(self._token):
-                    await self._ask(encoder, out)
+                with self._stop.here(), self._deps.sessions.running(self._token):
+                    await self._asked(encoder, out)
                 reply = self._answer.reply()
                 after = await self._version_after(reply)
             except (ProxyError, asyncio.CancelledError) as error:
@@ -242,11 +304,18 @@ class _Generation:
     def _live(self) -> bool:
         return self._call.stream and self._deps.settings.stream_mode == "live"
 
+    async def _asked(self, encoder: StreamEncoder | None, out: StreamedReply | None) -> None:
+        try:
+            await self._ask(encoder, out)
+        except PromptTooLong as error:
+            raise await measured(error, self._endpoint, self._call) from None
+
     async def _ask(self, encoder: StreamEncoder | None, out: StreamedReply | None) -> None:
         """Ask the engine; in live mode, tell the client what may be told meanwhile."""
         deps, token, endpoint = self._deps, self._token, self._endpoint
         engine = await endpoint.identity()
         check_mode(engine.logprobs_mode, self._sampling.temperature)
+        self._call = await placed(self._call, endpoint, deps.settings.late_system)
         self._facts = Facts(
             token=token,
             started=self._started,
@@ -254,7 +323,8 @@ class _Generation:
             sampling=self._sampling,
             engine=engine,
             request_sha256=self._request_sha256,
-            hints=hints(self._request.headers),
+            hints=hints(self._request.headers, self._call.marks),
+            image_token=deps.settings.image_token_id,
         )
         self._before = await endpoint.weight_version()
         body = request_body(
@@ -276,9 +346,11 @@ class _Generation:
             async for deltas in arrivals:
                 if self._first_token_ms is None and self._answer.sampled:
                     self._first_token_ms = deps.clock.now_ms()
+                if self._answer.prompt_tokens is not None:
+                    encoder.prompt(self._answer.prompt_tokens)
                 told = [passed for delta in deltas if (passed := self._gate.admit(delta)) is not None]
-                if told:
-                    await out.send(encoder.deltas(told))
+                if data := encoder.deltas(told):
+                    await out.send(data)
 
     async def _version_after(self, reply: Reply) -> str | None:
         """The engine's word on its weights after the call, where its answer does not tell."""
@@ -302,7 +374,23 @@ class _Generation:
         )
         self._deps.metrics.tokens.inc(self._answer.sampled)
         with self._deps.metrics.ack.time():
-            await bracket.capture(record)
+            await bracket.capture(*self._against_earlier(bracket, record))
+
+    def _against_earlier(
+        self, bracket: Bracket, record: CompletionCaptured
+    ) -> tuple[CompletionCaptured, Acknowledged | None]:
+        """`record` with its prompt as it is to be written, and who is told where it stands."""
+        histories, token, sessions = self._deps.histories, self._token, self._deps.sessions
+        if histories is None:
+            return record, None
+        draft = histories.draft(token, bracket.at, record.prompt)
+        written = replace(record, prompt=draft.prompt)
+
+        def acknowledged(at: RecordRef) -> None:
+            if not sessions.over(token):
+                histories.add(token, draft, written, at)
+
+        return written, acknowledged
 
     def _keep_partial(self, bracket: Bracket, error: BaseException) -> None:
         """Put what the client has seen of a reply that broke off on the log, in place of a bare failure."""
@@ -321,4 +409,4 @@ class _Generation:
             ended_ms=self._deps.clock.now_ms(),
             complete=False,
         )
-        bracket.capture_soon(record)
+        bracket.capture_soon(*self._against_earlier(bracket, record))

@@ -17,8 +17,25 @@ class Metrics:
         )
         self.running = Gauge("polar_proxy_running", "Calls that hold a slot.", registry=registry)
         self.tokens = Counter("polar_proxy_sampled_tokens", "Tokens captured.", registry=registry)
+        self.prompts = Counter(
+            "polar_proxy_prompts", "Prompts captured, whole or against an earlier call.", ["form"], registry=registry
+        )
+        self.prompt_bytes_saved = Counter(
+            "polar_proxy_prompt_bytes_saved",
+            "Bytes of ids, messages and tools that references stood for.",
+            registry=registry,
+        )
+        self.history_bytes = Gauge(
+            "polar_proxy_history_bytes", "Held of earlier calls, for prompts to refer to.", registry=registry
+        )
         self.unknown_fields = Counter(
             "polar_proxy_unknown_fields", "Request fields that were passed over.", ["dialect"], registry=registry
+        )
+        self.dropped = Counter(
+            "polar_proxy_dropped",
+            "Tools, traces of tools and thinking that only a provider could make use of, and that were left out.",
+            ["dialect"],
+            registry=registry,
         )
         self.ack = Histogram(
             "polar_proxy_ack_seconds",

@@ -22,13 +22,14 @@ from polar.bus import Bus, BusError, Reader
 from polar.schemas import SessionControl
 from polar.service.clock import Clock, SystemClock
 from polar.service.logs import get_logger
-from polar.service.randomness import Randomness, SystemRandomness
+from polar.service.randomness import Randomness, SystemRandomness, new_id
 
 from .app import Routes
 from .capture import Recorder, Sender
 from .engine import Engines
 from .errors import EngineError
 from .generate import Deps, Generations, Slots
+from .history import Histories
 from .metrics import Metrics
 from .sessions import Sessions
 from .settings import ProxySettings
@@ -73,6 +74,18 @@ class ProxyService:
         )
         self.registry = registry or CollectorRegistry()
         self.metrics = Metrics(self.registry)
+        self.histories = (
+            Histories(
+                clock,
+                self.metrics,
+                attempt_bytes=settings.history_session_bytes,
+                attempts=settings.history_sessions,
+                total_bytes=settings.history_bytes,
+            )
+            if settings.delta_prompts
+            else None
+        )
+        """What prompts are written against; None: they are written whole."""
         self.slots = Slots(settings.max_concurrent, self.metrics, settings.retry_after)
         self._bus = bus
         self._clock = clock
@@ -122,6 +135,7 @@ class ProxyService:
             sessions=self.sessions,
             recorder=self.recorder,
             engines=engines,
+            histories=self.histories,
             metrics=self.metrics,
             clock=self._clock,
             randomness=self._randomness,
@@ -132,6 +146,7 @@ class ProxyService:
             Generations(deps, self.slots),
             self.metrics,
             ready=self.ready.is_set,
+            new_id=lambda: new_id(self._clock, self._randomness),
         )
         return _Site(self, routes.application(self.settings.max_body_bytes))
 
@@ -180,6 +195,8 @@ class ProxyService:
                 log.error("unreadable control record", partition=record.partition, offset=record.offset)
             elif record.key is not None and (record.value is None or isinstance(record.value, SessionControl)):
                 self.sessions.apply(record.key, record.value)
+                if self.histories is not None and record.value is not None:
+                    self.histories.close(record.key, record.value.attempt)
 
 
 class _Site:

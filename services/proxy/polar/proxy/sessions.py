@@ -65,15 +65,23 @@ class Sessions:
             raise refusal
         return token
 
-    def next_call(self, token: SessionToken) -> int:
+    def over(self, token: SessionToken) -> bool:
+        """Whether the token's session has ended, or its attempt."""
+        return _refusal(token, self._control.get(token.session_id)) is not None
+
+    def next_call(self, token: SessionToken, at_least: int = 0) -> int:
         """The number of the attempt's next call, from 0.
+
+        `at_least`: how many calls its request shows to have gone before, so that a replica that has just started, or
+        that takes turns with another one, does not count them again.
 
         Raises:
             Overloaded: too many sessions are remembered.
         """
         key = (token.session_id, token.attempt)
-        number, _ = self._calls.get(key, (0, 0))
-        if number == 0 and len(self) >= self._limit:
+        known = self._calls.get(key)
+        number = max(at_least, 0 if known is None else known[0])
+        if known is None and len(self) >= self._limit:
             self.purge()
             if len(self) >= self._limit:
                 raise Overloaded(

@@ -38,6 +38,11 @@ class ProxySettings(PolarSettings):
     engine_probe_timeout: float = Field(60.0, gt=0, description="Until an engine answers the self-test.")
     engine_cooldown: float = Field(2.0, ge=0, description="An engine that refused a connection is passed over so long.")
     call_timeout: float = Field(3_600.0, gt=0, description="Longest generation; a session's own end comes first.")
+    engine_silence: float = Field(
+        900.0,
+        gt=0,
+        description="Longest silence of an engine that streams, before its first token too; then the call is an error.",
+    )
     max_answer_bytes: int = Field(128 * 1024 * 1024, gt=0, description="Largest answer read from an engine.")
 
     stream_mode: Literal["live", "synthetic"] = Field(
@@ -52,6 +57,31 @@ class ProxySettings(PolarSettings):
     )
     keepalive_every: float = Field(10.0, gt=0, description="Between keep-alives while nothing else is said.")
 
+    provider_tools: Literal["drop", "refuse"] = Field(
+        "drop",
+        description="Tools that a provider runs itself (web search, code execution), and their traces in a history: "
+        "leave them out and count them, or answer 400. A request with no other tools is refused either way.",
+    )
+    foreign_thinking: Literal["drop", "refuse"] = Field(
+        "drop", description="Thinking in a history that only the provider which made it can read."
+    )
+    image_urls: Literal["refuse", "allow"] = Field(
+        "refuse", description="Images by URL: the engine fetches them itself, and what it saw is not recorded."
+    )
+    image_token_id: int | None = Field(
+        None,
+        ge=0,
+        description="The id that stands for a piece of an image in a prompt, so that records say where images stand.",
+    )
+    thinking_switch: Literal["client", "template"] = Field(
+        "client", description="Who says whether the model thinks: the request, or the chat template's own default."
+    )
+    late_system: Literal["auto", "keep", "fold"] = Field(
+        "auto",
+        description="System messages inside a conversation: left there, or told in the user message before them; auto: "
+        "as the engine's chat template takes them.",
+    )
+
     max_body_bytes: int = Field(16 * 1024 * 1024, gt=0, description="Largest request body.")
     body_timeout: float = Field(60.0, gt=0, description="Until a request's body has come; then 408.")
     max_concurrent: int = Field(1_024, gt=0, description="Calls at a time; more are answered 503 with Retry-After.")
@@ -60,6 +90,20 @@ class ProxySettings(PolarSettings):
     control_memory: float = Field(
         691_200.0, gt=0, description="How far polar.control is read back at the start: the longest life of a token."
     )
+    delta_prompts: bool = Field(
+        True,
+        description="Write a prompt as a reference to an earlier call of its session and what is new; off: whole.",
+    )
+    history_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=0,
+        description="Earlier calls that are kept for that, of all sessions; the session that was quiet longest is "
+        "forgotten first, and its next prompt is written whole. A session of 32,000 tokens takes about 0.2 MB.",
+    )
+    history_session_bytes: int = Field(
+        4 * 1024 * 1024, ge=0, description="Of one session's attempt; beyond, it begins anew with a whole prompt."
+    )
+    history_sessions: int = Field(10_000, ge=1, description="Sessions of which earlier calls are kept.")
     retry_after: float = Field(1.0, gt=0, description="What Retry-After says where nothing better is known.")
 
     start_timeout: float = Field(10.0, gt=0, description="Until CallStarted is acknowledged; then 503.")
