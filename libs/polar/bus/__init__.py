@@ -6,6 +6,7 @@ records, dead letters and the blob store. `PartitionWorker` is consume-transform
 
 from .blobs import BlobStore
 from .bus import Bus
+from .cursors import CursorLost, open_at_cursors
 from .errors import (
     BlobWrong,
     BrokerUnavailable,
@@ -13,6 +14,7 @@ from .errors import (
     Fenced,
     RecordGone,
     RecordTooLarge,
+    Stuck,
     TopicProblem,
     TopicsWrong,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "Bus",
     "BusError",
     "BusSettings",
+    "CursorLost",
     "Fenced",
     "Out",
     "PartitionWorker",
@@ -40,8 +43,10 @@ __all__ = [
     "RecordTooLarge",
     "Send",
     "Start",
+    "Stuck",
     "TopicProblem",
     "TopicsWrong",
     "Transaction",
     "Transactional",
+    "open_at_cursors",
 ]

@@ -12,7 +12,7 @@ Knows the topic table and nothing of what the events mean.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
@@ -25,7 +25,7 @@ from polar.service.clock import Clock, SystemClock
 
 from .blobs import BlobStore
 from .clients import Clients, stop_admin, stop_producer
-from .errors import BusError
+from .errors import BusError, RecordGone
 from .lookup import Lookup
 from .reader import Reader, Start
 from .records import Encoded, Out, Record
@@ -166,6 +166,16 @@ class Bus:
         """
         return await self._lookups[committed].get(ref)
 
+    async def lookup_many(self, refs: Sequence[RecordRef]) -> AsyncIterator[tuple[RecordRef, Record | RecordGone]]:
+        """The records at `refs`, each with its place, in the log's order; many that stand close together cost little
+        more than reading them in a row. One that the log no longer has comes as the error that says so.
+
+        Raises:
+            BusError: retryable: one is not readable within `lookup_timeout_s`.
+        """
+        async for found in self._lookups[True].get_many(refs):
+            yield found
+
     async def dead_letter(self, record: Record, error: BaseException | str) -> RecordRef:
         """Writes a record that could not be processed to `dead`, and returns the letter's place."""
         (ref,) = await self.send(await self.dead_out(record, error))
@@ -175,7 +185,9 @@ class Bus:
         """The dead letter of a record, to be sent in a transaction of the caller's; what is over 64 KiB is stored."""
         raw = record.raw or b""
         whole = None
-        if len(raw) > DEAD_INLINE:
+        # where records may only be small, so must the letters about them
+        inline = min(DEAD_INLINE, self.settings.max_record_bytes // 4)
+        if len(raw) > inline:
             whole = await self.blobs.put(
                 raw, record.headers.get("content-type", b"application/octet-stream")[:200].decode("latin-1")
             )
@@ -183,9 +195,9 @@ class Bus:
         letter = DeadLetter(
             origin=record.ref,
             service=str(self.service),
-            error=text[:4096],
+            error=text[: min(4096, inline // 4)],
             key=None if record.key is None else record.key.encode()[:DEAD_KEY],
-            value=raw[:DEAD_INLINE],
+            value=raw[:inline],
             whole=whole,
             headers={name[:DEAD_KEY]: value[:1024] for name, value in list(record.headers.items())[:32]},
             at_ms=self.clock.now_ms(),

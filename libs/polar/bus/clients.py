@@ -162,11 +162,22 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
     aiokafka's `stop` waits until everything is delivered, for ever where no broker answers, and leaves its sender and
     its waiter behind when it is cut short; there is no documented way to give up, hence the private names.
     """
-    if await _in_time(producer.stop(), "producer"):
+    stopped = await _in_time(producer.stop(), "producer")
+    _look_at_failure(producer)
+    if stopped:
         return
     producer._message_accumulator.fail_all(KafkaError("the producer was closed before the broker answered"))
     await _in_time(producer.client.close(), "producer")
     await _in_time(producer._sender.close(), "producer")
+
+
+def _look_at_failure(producer: AIOKafkaProducer) -> None:
+    """A fatal error of a transaction has reached its sender; aiokafka keeps it in a future, too, which nobody awaits
+    and which would complain of that in the log."""
+    manager = producer._txn_manager
+    waiter = None if manager is None else manager._transaction_waiter
+    if waiter is not None and waiter.done() and not waiter.cancelled():
+        waiter.exception()
 
 
 async def stop_admin(admin: AIOKafkaAdminClient) -> None:

@@ -4,6 +4,8 @@
     ├── BrokerUnavailable    retryable: no broker answers, or not in time
     ├── Fenced               not retryable: another producer took this transactional id
     ├── RecordGone           not retryable: the log no longer has what was asked for
+    │   └── CursorLost       and that is where a cursor stands (`cursors.py`)
+    ├── Stuck                not retryable: no progress, whatever was tried; for the process's supervisor
     ├── RecordTooLarge       not retryable: over `max_record_bytes`; move parts of it into a claim
     ├── BlobWrong            not retryable: a claim's bytes are missing or are not what the claim says
     └── TopicsWrong          not retryable: topics are not as the topic table wants them
@@ -15,9 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiokafka import errors as kafka
+
+if TYPE_CHECKING:
+    from .records import Out
 
 
 class BusError(Exception):
@@ -60,13 +65,21 @@ class RecordGone(BusError):
         """The first offset that the log still has, where known."""
 
 
+class Stuck(BusError):
+    """Records wait, and starting their processing anew has not helped: a new process may do better."""
+
+    retryable = False
+
+
 class RecordTooLarge(BusError):
     """A record is over `max_record_bytes`."""
 
     retryable = False
 
-    def __init__(self, message: str, *, topic: str, size: int, limit: int) -> None:
+    def __init__(self, message: str, *, topic: str, size: int, limit: int, out: Out | None = None) -> None:
         super().__init__(message)
+        self.out = out
+        """The record, where it is known which."""
         self.topic = topic
         self.size = size
         """Bytes of key, value and headers with their framing."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from itertools import groupby
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
@@ -17,6 +21,8 @@ from .records import Record, decode_record
 
 TURN_S = 0.5
 """How long one look-up may hold the consumer while its record is not there yet."""
+ROW = 500
+"""Records that are looked at in one go."""
 
 
 class Lookup:
@@ -51,6 +57,51 @@ class Lookup:
                 return found
             if self._clock.monotonic() >= deadline:
                 raise BusError(f"{_place(ref)} cannot be read: not committed within {limit:g} s")
+
+    async def get_many(self, refs: Iterable[RecordRef]) -> AsyncIterator[tuple[RecordRef, Record | RecordGone]]:
+        """The records at `refs` in the order of their partitions and offsets; see `Bus.lookup_many`."""
+        wanted = sorted(set(refs), key=lambda ref: (ref.topic, ref.partition, ref.offset))
+        for (name, partition), group in groupby(wanted, key=lambda ref: (ref.topic, ref.partition)):
+            rest = deque(group)
+            while rest:
+                first = rest[0]
+                row = await self._row(name, partition, first.offset, rest[-1].offset)
+                near = {message.offset: message for message in row}
+                # what one answer of the broker holds beyond the first is free
+                while rest and (message := near.get(rest[0].offset)) is not None:
+                    yield rest.popleft(), decode_record(topic(name), message)
+                if rest and rest[0] is first:  # nothing came: wait for it, or learn why not
+                    ref = rest.popleft()
+                    try:
+                        yield ref, await self.get(ref)
+                    except RecordGone as gone:
+                        yield ref, gone
+
+    async def _row(self, name: str, partition: int, first: int, last: int) -> list[Any]:
+        """Messages from `first` on, as many as come at once; none where that is below the log's start."""
+        where = TopicPartition(self._clients.settings.full(name), partition)
+        async with self._lock:
+            try:
+                if self._consumer is None:
+                    self._consumer = await self._clients.reading(committed=self._committed, lookup=True)
+                consumer = self._consumer
+                with translated(f"looking up offsets {first} to {last} of partition {partition} of `{name}`"):
+                    if consumer.assignment() != {where}:
+                        consumer.assign([where])
+                        consumer.seek(where, first)
+                    elif await consumer.position(where) != first:
+                        consumer.seek(where, first)
+                    try:
+                        async with asyncio.timeout(self._clients.settings.request_timeout_s):
+                            most = min(last - first + 1, ROW)
+                            found = await consumer.getmany(where, timeout_ms=round(TURN_S * 1000), max_records=most)
+                    except OffsetOutOfRangeError:
+                        return []
+            except BaseException:
+                await self._drop()
+                raise
+        messages: list[Any] = found.get(where, [])
+        return messages
 
     async def close(self) -> None:
         async with self._lock:

@@ -23,6 +23,7 @@ from polar.schemas.base import RecordRef
 from polar.schemas.results import Cursor
 
 from .bus import Bus
+from .cursors import open_at_cursors
 from .errors import BusError, Fenced, RecordGone
 from .reader import Reader
 from .records import Out, Record
@@ -76,6 +77,8 @@ class Progress:
     processed: int = 0
     replayed: int = 0
     dead: int = 0
+    furthest: int = 0
+    """The highest `next` so far."""
     opened: int = 0
     """How often the partition has been opened."""
     live: bool = False
@@ -167,8 +170,21 @@ class PartitionTask:
             writer = await self._bus.transactional(self._id)
             stack.push_async_callback(writer.close)
             cursor = await self._read_cursor()
-            reader = await self._open_reader(cursor)
+            place = (self._topic, self._partition)
+            reader, moved = await open_at_cursors(
+                self._bus,
+                [self._topic],
+                {} if cursor is None else {place: cursor},
+                owner=self._id,
+                accept_loss=self._accept_loss,
+                partitions={self._topic: [self._partition]},
+            )
             stack.push_async_callback(reader.close)
+            if place in moved:
+                # before the log grows: the lost cursor could look like a good one then
+                cursor = moved[place]
+                async with writer.transaction() as opened:
+                    await opened.send(Out("cursors", self._cursor_key, cursor, partition=self._partition))
             await _Run(self, writer, reader).forever(cursor)
 
     async def _read_cursor(self) -> Cursor | None:
@@ -182,19 +198,6 @@ class PartitionTask:
         finally:
             await reader.close()
         return found
-
-    async def _open_reader(self, cursor: Cursor | None) -> Reader:
-        only = {self._topic: [self._partition]}
-        if cursor is None:
-            return await self._bus.reader([self._topic], partitions=only)
-        try:
-            start = {(self._topic, self._partition): cursor.replay_from}
-            return await self._bus.reader([self._topic], partitions=only, start=start)
-        except RecordGone as gone:
-            if not self._accept_loss:
-                raise
-            self._log.error("going on without lost records, as the setting says", lost=str(gone))
-            return await self._bus.reader([self._topic], partitions=only)
 
 
 class _Run:
@@ -224,6 +227,7 @@ class _Run:
                 await self._batch(part)
             # past markers and aborted records, so that a quiet partition's cursor does not fall behind the log's start
             progress.next = max(progress.next, self._reader.positions()[self._where])
+            progress.furthest = max(progress.furthest, progress.next)
             await self._cursor_if_due()
 
     async def _replay(self, until: int) -> None:
@@ -345,7 +349,8 @@ class _Run:
         return Out("cursors", self._task._cursor_key, cursor, partition=self._task._partition)
 
     def _went_to(self, after: int, *, committed: bool) -> None:
-        self._task.progress.next = after
+        progress = self._task.progress
+        progress.next, progress.furthest = after, max(progress.furthest, after)
         if committed:
             self._task.progress.committed = after
             self._written_at = self._bus.clock.monotonic()

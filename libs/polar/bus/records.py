@@ -53,6 +53,9 @@ class Out:
     """The record this one derives from; becomes a header."""
 
 
+_JSON = JSON.encode()
+
+
 class Encoded(NamedTuple):
     """What goes to the broker."""
 
@@ -63,8 +66,13 @@ class Encoded(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes, with framing."""
-        parts = (self.key, self.value, *(part for name, value in self.headers for part in (name.encode(), value)))
-        return sum(len(part) + 5 for part in parts if part is not None) + RECORD_SLACK
+        size = RECORD_SLACK
+        for part in (self.key, self.value):
+            if part is not None:
+                size += len(part) + 5
+        for name, value in self.headers:
+            size += len(name.encode()) + len(value) + 10
+        return size
 
 
 def encode_out(out: Out, service: Service) -> Encoded:
@@ -97,17 +105,19 @@ def encode_out(out: Out, service: Service) -> Encoded:
 
 def decode_record(spec: TopicSpec, message: Any) -> Record:
     """A `Record` of an aiokafka `ConsumerRecord`. Never raises: what cannot be read has `error` set."""
-    found: dict[str, bytes] = {name: value or b"" for name, value in message.headers}
+    found: dict[str, bytes] = dict(message.headers)
+    if None in found.values():
+        found = {name: value or b"" for name, value in found.items()}
     value: Event | None = None
     error: DecodeError | None = None
     key: str | None = None
     try:
-        key = None if message.key is None else bytes(message.key).decode()
+        key = None if message.key is None else str(message.key, "utf-8")
     except UnicodeDecodeError:
         error = DecodeError(Problem(field="", message="the key is not UTF-8 text"))
     if message.value is not None and error is None:
         # a foreign writer of `tasks` sends JSON, with or without the header; MessagePack maps never start with `{`
-        is_json = found.get("content-type", b"").startswith(JSON.encode()) or message.value[:1] == b"{"
+        is_json = message.value[:1] == b"{" or found.get("content-type", b"").startswith(_JSON)
         try:
             value = decode_json(message.value, spec.values) if is_json else decode(message.value, spec.values)
         except DecodeError as failed:

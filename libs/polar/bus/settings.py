@@ -59,6 +59,17 @@ class BusSettings(PolarSettings):
     stuck_after_s: float = Field(
         15.0, gt=0, description="A reader that is behind and has not moved for so long gets a new consumer."
     )
+    watchdog_s: float = Field(
+        120.0,
+        gt=0,
+        description="A partition whose records wait while nothing of it is processed for so long is started anew; "
+        "longer than the longest build.",
+    )
+    watchdog_restarts: int = Field(
+        3,
+        ge=0,
+        description="How often in a row that is tried before the process ends with an error, for its supervisor.",
+    )
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="How to talk to the brokers."

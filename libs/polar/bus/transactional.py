@@ -45,6 +45,7 @@ def prepare(outs: tuple[Out, ...], service: Service, settings: BusSettings) -> l
                 topic=out.topic,
                 size=encoded.size,
                 limit=settings.max_record_bytes,
+                out=out,
             )
         found.append(encoded)
     return found
@@ -86,14 +87,22 @@ async def deliver(
                             headers=bytes_.headers,
                         )
                     )
-                if futures:
-                    await asyncio.wait(futures)
-    finally:
+                for future in futures:
+                    # whole batches are done at once: few are still waited for, and those cost less one by one
+                    if not future.done():
+                        await asyncio.wait((future,))
+    except BaseException:
         for future in futures:
             future.add_done_callback(_seen)  # those left behind must not warn that nobody looked
-    refs = []
-    for out, future in zip(outs, futures, strict=True):
-        error = future.exception()
+        raise
+    return _placed(outs, futures, settings)
+
+
+def _placed(outs: tuple[Out, ...], futures: list[asyncio.Future[Any]], settings: BusSettings) -> list[RecordRef]:
+    """The places of delivered records; raises the first error of theirs, and has seen the others."""
+    failed = {number: error for number, one in enumerate(futures) if (error := one.exception()) is not None}
+    for number, error in failed.items():
+        out = outs[number]
         if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
             raise RecordTooLarge(
                 f"the broker refuses a record for `{out.topic}` as too large: max.message.bytes of the topic is below "
@@ -101,9 +110,11 @@ async def deliver(
                 topic=out.topic,
                 size=0,
                 limit=settings.max_record_bytes,
+                out=out,
             )
-        if error is not None:
-            raise translate(error, f"sending to `{out.topic}`") from error
+        raise translate(error, f"sending to `{out.topic}`") from error
+    refs = []
+    for out, future in zip(outs, futures, strict=True):
         found = future.result()
         if found.offset < 0:
             raise BusError(f"a record for `{out.topic}` is in the log, but the broker no longer knows where")

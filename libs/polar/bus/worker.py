@@ -15,18 +15,25 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import KafkaError
+from prometheus_client import CollectorRegistry, Counter
 
+from polar.schemas.results import Cursor
 from polar.schemas.topics import topic as topic_row
 
 from .bus import Bus
 from .clients import stop_consumer
-from .errors import BusError, translated
+from .errors import BusError, Stuck, translated
 from .partition import PartitionTask, Processor, Progress, Send
+from .watchdog import Watchdog
 
 POLL_S = 0.5
 """How often the group's consumer is looked after."""
 OFFSETS_EVERY_S = 5.0
 REJOIN_FIRST_S, REJOIN_MOST_S = 0.2, 5.0
+LOOKS = 8
+"""Looks of the watchdog in its limit."""
+CANCEL_S = 30.0
+"""How long what stands still may take to let itself be cancelled."""
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +51,7 @@ class PartitionWorker:
         max_batch: int = 500,
         cursor_every_s: float = 1.0,
         accept_loss: bool = False,
+        registry: CollectorRegistry | None = None,
     ) -> None:
         """
         Args:
@@ -54,6 +62,7 @@ class PartitionWorker:
             cursor_every_s: how long a cursor may lag behind records that led to no output.
             accept_loss: go on at the log's start where it has passed the cursor, instead of raising `RecordGone`. For
                 an operator who has read what was lost.
+            registry: where `polar_<service>_partition_restarts` and `polar_<service>_rejoins` are counted.
         """
         if bus.partitions(topic) != bus.partitions("cursors") or topic_row(topic).partitions != "partitions":
             raise ValueError(f"`{topic}` has not the same partitions as `cursors`: a cursor of it has no place")
@@ -67,6 +76,17 @@ class PartitionWorker:
         self._name = bus.settings.full(topic)
         self._tasks: dict[int, tuple[PartitionTask, asyncio.Task[None]]] = {}
         self._failed: asyncio.Future[None] | None = None
+        settings = bus.settings
+        self._watchdog = Watchdog(settings.watchdog_s, settings.watchdog_restarts)
+        self._restarts = Counter(
+            f"polar_{service}_partition_restarts",
+            "Partitions started anew because they stood still while records waited.",
+            ["partition"],
+            registry=registry,
+        )
+        self._rejoins = Counter(
+            f"polar_{service}_rejoins", "Memberships of the group that had to be made anew.", registry=registry
+        )
         self.joined = False
         """Whether it is a member of the group; it may have no partition."""
 
@@ -78,7 +98,8 @@ class PartitionWorker:
         """Works until cancelled; then stops its producers and leaves the group.
 
         Raises:
-            RecordGone: a cursor is below the log's start; the message names what is lost.
+            CursorLost: a cursor is not within its log; the message names what is lost.
+            Stuck: a partition stood still and was started anew `watchdog_restarts` times in a row, in vain.
             BusError: not retryable, such as a missing permission.
         """
         wait_s = REJOIN_FIRST_S
@@ -89,6 +110,7 @@ class PartitionWorker:
                 if not error.retryable:
                     raise
                 wait_s = REJOIN_FIRST_S if self.joined else min(wait_s * 2, REJOIN_MOST_S)
+                self._rejoins.inc()
                 _log.warning("worker joins its group again", service=self._service, reason=str(error), in_s=wait_s)
             finally:
                 self.joined = False
@@ -103,8 +125,11 @@ class PartitionWorker:
         consumer = await self._bus.clients.member(group, self._name, listener)
         clock = self._bus.clock
         reported = clock.monotonic()
+        watching: asyncio.Task[None] | None = None
         try:
             self.joined = True
+            watching = asyncio.create_task(self._watch(consumer), name=f"{self._service}/watchdog")
+            watching.add_done_callback(self._ended)
             while True:
                 self._pause(consumer)
                 with translated(f"being a member of {group}"):
@@ -117,6 +142,9 @@ class PartitionWorker:
                     reported = clock.monotonic()
                     await self._report(consumer)
         finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait([watching])
             if self._failed.done() and not self._failed.cancelled():
                 self._failed.exception()  # seen: the membership may be ending for another reason
             await self._drop_all()  # producers first: whoever gets the partitions next should not have to fence them
@@ -141,9 +169,12 @@ class PartitionWorker:
                 cursor_every_s=self._cursor_every_s,
                 accept_loss=self._accept_loss,
             )
-            task = asyncio.create_task(one.run(), name=f"{self._service}/{self._topic}/{number}")
-            task.add_done_callback(self._ended)
-            self._tasks[number] = (one, task)
+            self._start(number, one)
+
+    def _start(self, number: int, one: PartitionTask) -> None:
+        task = asyncio.create_task(one.run(), name=f"{self._service}/{self._topic}/{number}")
+        task.add_done_callback(self._ended)
+        self._tasks[number] = (one, task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or self._failed is None or self._failed.done():
@@ -157,8 +188,90 @@ class PartitionWorker:
         self._tasks.clear()
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=CANCEL_S)
+        if late and self._failed is not None and not self._failed.done():
+            names = ", ".join(sorted(task.get_name() for task in late))
+            self._failed.set_exception(Stuck(f"{names} cannot be stopped; the process ends for its supervisor"))
+
+    async def _watch(self, consumer: AIOKafkaConsumer) -> None:
+        """Looks after the partitions it has, and for those that nobody seems to have."""
+        clock, limit_s = self._bus.clock, self._bus.settings.watchdog_s
+        orphans: dict[int, int] = {}
+        compared = clock.monotonic()
+        while True:
+            await clock.sleep(limit_s / LOOKS)
+            ends = await self._ends(consumer)
+            now = clock.monotonic()
+            self._watchdog.keep(set(self._tasks))
+            if ends is None:
+                self._watchdog.unknown(now)
+                orphans, compared = {}, now
+                continue
+            for number, (one, _) in list(self._tasks.items()):
+                if self._watchdog.stands_still(number, one.progress, ends[number], now):
+                    await self._start_anew(consumer, number)
+            if now - compared >= 2 * limit_s:
+                orphans, compared = await self._compare(orphans, ends), now
+
+    async def _ends(self, consumer: AIOKafkaConsumer) -> dict[int, int] | None:
+        """The committed end of each partition; None: the log cannot be asked."""
+        wanted = [TopicPartition(self._name, number) for number in range(self._bus.partitions(self._topic))]
+        try:
+            with translated("asking for the ends of the input"):
+                async with asyncio.timeout(self._bus.settings.request_timeout_s):
+                    return {one.partition: end for one, end in (await consumer.end_offsets(wanted)).items()}
+        except BusError as error:
+            _log.debug("the watchdog cannot see", service=self._service, error=str(error))
+            return None
+
+    async def _start_anew(self, consumer: AIOKafkaConsumer, number: int) -> None:
+        one, task = self._tasks[number]
+        place = {"service": self._service, "topic": self._topic, "partition": number}
+        seconds = self._bus.settings.watchdog_s
+        if self._watchdog.given_up(number):
+            raise Stuck(
+                f"partition {number} of `{self._topic}` stands still for {self._service}: records wait at offset "
+                f"{one.progress.next} and none was processed for {seconds:g} s (POLAR_KAFKA_WATCHDOG_S), also after "
+                f"{self._bus.settings.watchdog_restarts} new starts; the process ends, for its supervisor to restart"
+            )
+        times = self._watchdog.restarted(number, self._bus.clock.monotonic())
+        self._restarts.labels(str(number)).inc()
+        _log.error("partition stands still and is started anew", **place, next=one.progress.next, times_in_a_row=times)
+        task.cancel()
+        _, late = await asyncio.wait([task], timeout=CANCEL_S)
+        if late:
+            raise Stuck(f"partition {number} of `{self._topic}` stands still for {self._service} and cannot be stopped")
+        mine = TopicPartition(self._name, number) in consumer.assignment()
+        if mine and self._tasks.get(number, (None, None))[1] is task:
+            self._start(number, one)
+
+    async def _compare(self, before: dict[int, int], ends: dict[int, int]) -> dict[int, int]:
+        """Partitions that others should have and that lag, with their cursors, for the next comparison.
+
+        Raises:
+            BusError: retryable: one has not moved since the last; the group may have lost it, a new membership helps.
+        """
+        others = {number for number in ends if number not in self._tasks and ends[number] > 0}
+        if not others:
+            return {}
+        cursors = dict.fromkeys(others, 0)
+        reader = await self._bus.reader(["cursors"], partitions={"cursors": sorted(others)})
+        try:
+            async for record in reader.to_end():
+                if (
+                    isinstance(record.value, Cursor)
+                    and record.key == f"{self._service}/{self._topic}/{record.partition}"
+                ):
+                    cursors[record.partition] = record.value.next
+        finally:
+            await reader.close()
+        lagging = {number: cursor for number, cursor in cursors.items() if cursor < ends[number]}
+        orphans = sorted(number for number, cursor in lagging.items() if before.get(number) == cursor)
+        if orphans:
+            raise BusError(f"partitions {orphans} of `{self._topic}` lag and nobody works on them")
+        return lagging
 
     async def _report(self, consumer: AIOKafkaConsumer) -> None:
         """Group offsets, which show lag in everybody's tools and decide nothing here."""
@@ -189,6 +302,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         await self._drop_all()
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        await self._drop_all()  # what the watchdog may have started again in between
         self._gain(sorted(one.partition for one in assigned))
 
 

@@ -86,6 +86,7 @@ class Grader:
     node_id: str
     boot: str = "boot-0"
     slots: int = 2
+    evaluators: list[str] = field(default_factory=lambda: ["session_completed", "command"])
     rows: dict[str, GradeAssigned] = field(default_factory=dict)
     inbox: list[tuple[int, Event]] = field(default_factory=list)
     read_to: int = 0
@@ -157,8 +158,9 @@ class Cluster:
         self.machine.decide()
         self.restart_leader()
 
-    def restart_leader(self) -> None:
-        """Throw the machine away with whatever it has not committed, and restore another from the rows.
+    def restart_leader(self, lost: frozenset[str] = frozenset()) -> None:
+        """Throw the machine away with whatever it has not committed, and restore another from the rows; `lost`: tasks
+        whose records the log no longer gives.
 
         It reads again what had not been committed, and first of all the beats: those of the topic, however old.
         """
@@ -167,7 +169,9 @@ class Cluster:
         for key, row in self.rows.items():
             self.machine.world.restore(key, row)
         for row in list(self.machine.world.tasks.values()):
-            if row.task_id in self.machine.world.sessions_of:
+            if row.task_id in self.machine.world.sessions_of and row.task_id in lost:
+                self.machine.world.lose_task(row, "the task's record is lost: the log starts at offset 9")
+            elif row.task_id in self.machine.world.sessions_of:
                 self.machine.world.know_request(check(self.requests[row.task_id], self.limits).task)
         self.machine.restored()
         for beat in self.nodes_topic.values():
@@ -283,7 +287,7 @@ class Cluster:
             api = f"http://{node.node_id}"
         else:
             capacity = Capacity(grade=node.slots)
-            offers = Offers(evaluators=["session_completed", "command"])
+            offers = Offers(evaluators=node.evaluators)
             held = [
                 Held(assignment_id=one, session_id=row.session_id, attempt=row.attempt, stage="GRADE")
                 for one, row in node.rows.items()

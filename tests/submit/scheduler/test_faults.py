@@ -98,6 +98,10 @@ class Faults(RuleBasedStateMachine):
     def a_new_leader(self) -> None:
         self.cluster.restart_leader()
 
+    @rule(number=st.integers(1, 5))
+    def a_new_leader_finds_a_tasks_record_gone(self, number: int) -> None:
+        self.cluster.restart_leader(frozenset({f"t{number}"}))
+
     @rule()
     def a_commit_fails(self) -> None:
         self.cluster.lose_commit()

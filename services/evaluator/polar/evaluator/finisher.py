@@ -96,7 +96,8 @@ class FinisherService:
         """`bus`: opened, of service `finisher`."""
         self._bus = bus
         self._settings = settings
-        self._metrics = FinisherMetrics(registry or CollectorRegistry())
+        self._registry = registry or CollectorRegistry()
+        self._metrics = FinisherMetrics(self._registry)
         self._worker: PartitionWorker | None = None
 
     @property
@@ -113,7 +114,8 @@ class FinisherService:
 
         Raises:
             TopicsWrong: the topics are not as the topic table wants them.
-            RecordGone: grades were lost before they were processed; see the setting `accept_loss`.
+            CursorLost: grades were lost before they were processed; see the setting `accept_loss`.
+            Stuck: grades wait and nothing helps; the process must end.
         """
         await self._bus.prepare()
         self._worker = PartitionWorker(
@@ -123,6 +125,7 @@ class FinisherService:
             lambda _: FinishProcessor(self._bus, self._metrics),
             max_batch=self._settings.max_batch,
             accept_loss=self._settings.accept_loss,
+            registry=self._registry,
         )
         try:
             await self._worker.run()

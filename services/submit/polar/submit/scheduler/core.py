@@ -61,6 +61,8 @@ class Scheduler:
         self._sign_box = sign_box
         self._running: dict[str, int] = {}
         """Assignment → the tick at which it was first seen running."""
+        self._ungraded: dict[str, int] = {}
+        """Built session → the tick since which no living grader has offered its evaluator."""
         self._ticked_ms: int | None = None
         self._patience = settings.lost_after
         """Ticks for which no budget runs out: reports of what happened meanwhile come first."""
@@ -90,7 +92,11 @@ class Scheduler:
                 self.reject(ref, task_id, [Problem(field="task_id", message=message, code="conflict")])
             return
         try:
+            if task_id in self.world.too_large:
+                message = f"what follows from it cannot be written: {self.world.too_large[task_id]}"
+                raise Refused([Problem(field="", message=message)], task_id)
             request, notices = check(request, self.limits)
+            self._admit(request)
             self._accept(ref, request, body_sha256, notices)
         except Refused as refused:
             self.reject(ref, task_id, refused.problems)
@@ -100,7 +106,7 @@ class Scheduler:
         # what is quoted came from outside and may be as long as a record
         shown = [
             replace(one, field=one.field[:PROBLEM_TEXT], message=one.message[:PROBLEM_TEXT])
-            for one in problems[:PROBLEMS]
+            for one in problems[: 1 if task_id in self.world.too_large else PROBLEMS]
         ]
         named = None if task_id is None else task_id[:MAX_ID_LENGTH]
         rejected = TaskRejected(task_id=named, answers=ref, problems=shown, at_ms=self.world.now_ms)
@@ -144,6 +150,22 @@ class Scheduler:
             world.drop_cancel(task_id)
             self._cancel(task_id, memory.session_id, memory.reason)
 
+    def _admit(self, request: TaskRequest) -> None:
+        """
+        Raises:
+            Refused: so many sessions are open that it has to come again later.
+        """
+        most, there = self.settings.max_open_sessions, len(self.world.leases)
+        if request.num_samples > most:
+            message = f"at most {most} sessions may be open at once (POLAR_SCHEDULER_MAX_OPEN_SESSIONS)"
+            raise Refused([Problem(field="num_samples", message=message)], request.task_id)
+        if there + request.num_samples > most:
+            message = (
+                f"{there} sessions are open and {most} may be (POLAR_SCHEDULER_MAX_OPEN_SESSIONS); send the same task "
+                "again when some have finished"
+            )
+            raise Refused([Problem(field="num_samples", message=message, code="busy")], request.task_id)
+
     def _join(self, group_id: str, size: int, task_id: str, request: TaskRequest) -> None:
         """Make the group or add a task to it.
 
@@ -152,6 +174,9 @@ class Scheduler:
         """
         world = self.world
         group = world.groups.get(group_id)
+        if group_id in world.too_large:
+            message = f"group `{group_id}` takes no more: {world.too_large[group_id]}"
+            raise Refused([Problem(field="metadata.group_id", message=message, code="too_late")], task_id)
         if group is None:
             deadline = request.group_deadline
             world.put_group(
@@ -266,6 +291,8 @@ class Scheduler:
             else:
                 sessions.finalize(world, session)
         self._give_up_overdue()
+        if self.caught_up:
+            self._give_up_ungraded()
         if late:
             self._be_patient()
         elif self._patience > 0:
@@ -287,7 +314,7 @@ class Scheduler:
         """End what has outlived its budget by the clock."""
         world = self.world
         for lease in world.in_phase(Phase.QUEUED):
-            request = world.requests[lease.task_id]
+            request = world.request(lease)
             if world.now_ms - lease.queued_at_ms >= request.queue_ttl * 1000:
                 message = f"no node took the session within queue_ttl ({request.queue_ttl:g} s)"
                 if lease.failure is not None:
@@ -309,12 +336,35 @@ class Scheduler:
         for lease in world.in_phase(Phase.RUNNING):
             assert lease.assignment_id is not None
             since = running[lease.assignment_id] = self._running.get(lease.assignment_id, world.ticks)
-            limit = world.requests[lease.task_id].timeout_seconds + self.settings.overdue_margin
+            limit = world.request(lease).timeout_seconds + self.settings.overdue_margin
             if (world.ticks - since) * self.settings.tick_seconds > limit:
                 message = "its gateway did not tell the attempt's end long after timeout_seconds"
                 sessions.revoke(world, lease, message)
                 self._nodes.lost(lease, grading_here=False, message=message)
         self._running = running
+
+    def _give_up_ungraded(self) -> None:
+        """Built sessions whose evaluator nobody offers. In ticks of this leader, so no outage or take-over counts."""
+        world, waiting = self.world, {}
+        offered = placement.evaluators_offered(world)
+        for lease in world.in_phase(Phase.BUILT):
+            name = placement.evaluator_name(world, lease)
+            if name in offered:
+                continue
+            since = waiting[lease.session_id] = self._ungraded.get(lease.session_id, world.ticks)
+            if (world.ticks - since) * self.settings.tick_seconds >= self.settings.grade_queue_ttl:
+                message = (
+                    f"no grader that offers evaluator `{name}` was there within grade_queue_ttl "
+                    f"({self.settings.grade_queue_ttl:g} s); start one"
+                )
+                failure = Failure(
+                    kind=FailureKind.EVALUATOR,
+                    message=message,
+                    stage=Stage.EVALUATING,
+                    detail={"code": "not_available"},
+                )
+                grading.decide(world, lease, None, failure)
+        self._ungraded = waiting
 
     def _forget(self) -> None:
         """End what is past its memory."""
@@ -334,9 +384,16 @@ class Scheduler:
                 world.drop_cancel(memory.task_id)
 
     def decide(self) -> None:
-        """Hand out what can be handed out."""
+        """End what cannot go on, and hand out what can be handed out."""
+        self._end_doomed()
         placement.place_sessions(self.world, self.settings)
         placement.place_grades(self.world, self.settings, self._sign_box)
+
+    def _end_doomed(self) -> None:
+        world = self.world
+        for session, failure in list(world.doomed.items()):
+            sessions.end_doomed(world, self.settings, world.leases[session], failure)
+            grading.end_doomed(world, self.settings, world.leases[session], failure)
 
     def assigned_at(self, assignment_id: str, session: str, offset: int) -> None:
         """The broker's offset of an assignment, known before its lease is written."""
@@ -346,6 +403,7 @@ class Scheduler:
 
     def restored(self) -> None:
         """All rows are read: wait the whole grace again for sessions whose `SessionFinal` is due."""
+        self.world.doom_too_large()
         for lease in self.world.leases.values():
             if lease.final_in == 1:
                 self.world.final_wait[lease.session_id] = self.settings.final_grace

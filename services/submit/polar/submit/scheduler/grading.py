@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from polar.schemas import (
     UNGRADED,
@@ -45,16 +46,20 @@ def on_built(world: World, event: StageChanged) -> None:
     if event.built is None or event.summary is None:
         return
     assert lease.outcome is not None
-    outcome, summary = lease.outcome, event.summary
+    outcome, summary, doom = lease.outcome, event.summary, world.doomed.get(lease.session_id)
+    if doom is not None:
+        event, summary = replace(event, timing_ms={}), replace(summary, set_aside={}, failure=None)
     if summary.failure is not None:
         # what the calls alone show: the wiring was broken, the model was away, the builder failed
-        outcome = Outcome(status=Status.ERROR, failure=summary.failure, exit_code=outcome.exit_code)
+        outcome = Outcome(status=Status.ERROR, failure=bounded(summary.failure), exit_code=outcome.exit_code)
     timing = {**lease.timing_ms, **event.timing_ms}
     lease = world.change(
         lease, built=event.built, summary=summary, outcome=outcome, phase=Phase.BUILT, timing_ms=timing
     )
-    failure = outcome.failure
-    if (
+    failure = doom or outcome.failure
+    if doom is not None:
+        decide(world, lease, None, doom)
+    elif (
         failure is not None and (failure.kind in UNGRADED or failure.kind is FailureKind.EVALUATOR)
     ) or summary.captured == 0:
         decide(world, lease, None, failure)
@@ -64,7 +69,7 @@ def assign_grade(world: World, lease: Lease, node: str, boot: str, settings: Sch
     """Give a built session to a grader."""
     assert lease.built is not None
     assert lease.outcome is not None
-    request = world.requests[lease.task_id]
+    request = world.request(lease)
     own_box = needs_own_box(world, lease)
     access = None
     if own_box:
@@ -117,6 +122,8 @@ def on_report(world: World, settings: SchedulerSettings, event: StageChanged) ->
     lease = world.leases.get(event.session_id)
     if lease is None or lease.phase is not Phase.GRADING or event.assignment != lease.assignment_id:
         return
+    if (doom := world.doomed.get(lease.session_id)) is not None:
+        event = replace(event, grade=None, timing_ms={}, failure=doom)
     if event.stage is Stage.EVALUATING:
         world.change(lease, grade_started=True)
     elif event.stage is Stage.GRADED:
@@ -140,6 +147,18 @@ def _unfit(grade: Grade, settings: SchedulerSettings) -> str | None:
     if size > settings.max_grade_bytes:
         return f"the grade takes {size} bytes and may take {settings.max_grade_bytes} (POLAR_SCHEDULER_MAX_GRADE_BYTES)"
     return None
+
+
+def end_doomed(world: World, settings: SchedulerSettings, lease: Lease, failure: Failure) -> None:
+    """Decide without a reward what is built and cannot go on; a grade under way is taken back."""
+    if lease.phase not in (Phase.BUILT, Phase.GRADING):
+        return
+    small = None if lease.summary is None else replace(lease.summary, set_aside={})
+    lease = world.change(lease, artifacts=[], timing_ms={}, summary=small)
+    if lease.phase is Phase.GRADING:
+        lost(world, settings, lease, failure, revoke=True)
+    else:
+        decide(world, lease, None, failure)
 
 
 def lost(world: World, settings: SchedulerSettings, lease: Lease, failure: Failure, *, revoke: bool = False) -> None:
@@ -176,7 +195,7 @@ def decide(world: World, lease: Lease, grade: Grade | None, failure: Failure | N
     """Write the session's one grade of revision 0."""
     assert lease.built is not None
     assert lease.outcome is not None
-    request = world.requests[lease.task_id]
+    request = world.request(lease)
     world.emit(
         "graded",
         lease.session_id,

@@ -40,7 +40,8 @@ def on_finished(world: World, event: StageChanged) -> None:
         session_id=lease.session_id,
         task_id=lease.task_id,
         attempt=lease.attempt,
-        outcome=brief(outcome),
+        # a group too large for a record lists who ended how, and no why
+        outcome=Outcome(status=outcome.status) if lease.group_id in world.too_large else brief(outcome),
         reward=reward,
     )
     _count(world, world.tasks[lease.task_id], member)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from polar.schemas import Phase
+from polar.schemas import Lease, Phase
 from polar.schemas.catalog import EVALUATORS
 
 from .grading import SignBox, assign_grade
@@ -87,6 +87,19 @@ def _able(node: Node, needs: Needs) -> bool:
     return needs.backend in backends and needs.harness in harnesses
 
 
+def evaluator_name(world: World, lease: Lease) -> str:
+    """The evaluator a session needs, as graders offer it."""
+    strategy = world.request(lease).evaluator.strategy
+    entry = EVALUATORS.resolve(strategy)
+    return entry.name if entry is not None else strategy
+
+
+def evaluators_offered(world: World) -> set[str]:
+    """By nodes that live, have a slot for grades at all, and are not going away."""
+    able = [node for node in world.nodes.values() if node.whole and not node.draining and node.capacity("grade")]
+    return {name for node in able for name in node.offered("evaluators")}
+
+
 def place_grades(world: World, settings: SchedulerSettings, sign: SignBox) -> None:
     credit = {
         node.node_id: node.capacity("grade") - len(world.graded_at(node.node_id))
@@ -94,9 +107,7 @@ def place_grades(world: World, settings: SchedulerSettings, sign: SignBox) -> No
         if node.whole and not node.draining
     }
     for lease in world.in_phase(Phase.BUILT):
-        strategy = world.requests[lease.task_id].evaluator.strategy
-        entry = EVALUATORS.resolve(strategy)
-        name = entry.name if entry is not None else strategy
+        name = evaluator_name(world, lease)
         able = [node for node, free in credit.items() if free > 0 and name in world.nodes[node].offered("evaluators")]
         if not able:
             continue

@@ -45,7 +45,7 @@ and began the attempt only after it was fenced."""
 
 def assign(world: World, lease: Lease, node: str, boot: str) -> None:
     """Give a queued session's attempt to a node; the first time, open the session."""
-    request = world.requests[lease.task_id]
+    request = world.request(lease)
     _open(world, lease)
     assignment = derived("assignment", lease.session_id, lease.attempt)
     world.emit(
@@ -79,7 +79,7 @@ def assign(world: World, lease: Lease, node: str, boot: str) -> None:
 
 def end_attempt(world: World, settings: SchedulerSettings, lease: Lease, failure: Failure) -> None:
     """An attempt failed: fence it and queue another, or close the session."""
-    request = world.requests[lease.task_id]
+    request = world.request(lease)
     if lease.cancel is not None:
         close(world, settings, lease, cancelled(lease.cancel))
         return
@@ -140,7 +140,7 @@ def close(world: World, settings: SchedulerSettings, lease: Lease, outcome: Outc
 
 def needs_own_box(world: World, lease: Lease) -> bool:
     """Whether the session's grader works in the session's own box."""
-    evaluator = world.requests[lease.task_id].evaluator
+    evaluator = world.request(lease).evaluator
     entry = EVALUATORS.resolve(evaluator.strategy)
     return entry is not None and entry.own_box and not evaluator.refresh_runtime
 
@@ -195,6 +195,8 @@ def on_report(world: World, settings: SchedulerSettings, event: StageChanged) ->
     lease = world.leases.get(event.session_id)
     if lease is None or lease.phase not in ON_NODE or event.assignment != lease.assignment_id:
         return
+    if (doom := world.doomed.get(event.session_id)) is not None:
+        event = replace(event, artifacts=[], timing_ms={}, failure=doom)
     if event.stage is Stage.READY:
         if lease.phase is Phase.ASSIGNED:
             world.change(lease, phase=Phase.READY)
@@ -223,6 +225,15 @@ def bounded(failure: Failure | None) -> Failure | None:
     return replace(failure, message=failure.message[:1000], detail=None)
 
 
+def end_doomed(world: World, settings: SchedulerSettings, lease: Lease, failure: Failure) -> None:
+    """Close a session that cannot go on, wherever it is before its close; its node, if any, stops and lets go."""
+    if lease.phase in ON_NODE:
+        revoke(world, lease, failure.message)
+    elif lease.phase is not Phase.QUEUED:
+        return
+    close(world, settings, lease, Outcome(status=Status.ERROR, failure=failure))
+
+
 def finalize(world: World, session: str) -> None:
     """Write `SessionFinal`; the lease goes with it if the session is finished."""
     lease = world.leases[session]
@@ -236,7 +247,7 @@ def finalize(world: World, session: str) -> None:
 def _open(world: World, lease: Lease) -> None:
     if lease.opened:
         return
-    request, task = world.requests[lease.task_id], world.tasks[lease.task_id]
+    request, task = world.request(lease), world.tasks[lease.task_id]
     world.emit(
         "completions",
         lease.session_id,
@@ -266,7 +277,7 @@ def _open(world: World, lease: Lease) -> None:
 
 
 def _control(world: World, lease: Lease, state: ControlState) -> None:
-    agent_s = world.requests[lease.task_id].timeout_seconds
+    agent_s = world.request(lease).timeout_seconds
     world.emit(
         "control",
         lease.session_id,

@@ -54,5 +54,28 @@ class SchedulerSettings(PolarSettings):
     box_key_life: float = Field(
         3_600.0, gt=0, description="Seconds beyond evaluation_timeout that a grader's box key is good."
     )
+    grade_queue_ttl: float = Field(
+        3_600.0,
+        gt=0,
+        description="Seconds for which a built session waits while no grader that lives offers its evaluator; after "
+        "that it is finished without a reward (`not_available`). Graders that are only busy are waited for.",
+    )
+    max_open_sessions: int = Field(
+        100_000,
+        ge=1,
+        description="Accepted sessions that have not finished, at most; a task beyond it is answered with `busy`, and "
+        "may be sent again as it is.",
+    )
+    watchdog_s: float = Field(
+        60.0, gt=0, description="A leader that makes no step for so many seconds starts anew from the log."
+    )
+    watchdog_restarts: int = Field(
+        3, ge=0, description="How often in a row it does so before the process ends with an error."
+    )
+    accept_loss: bool = Field(
+        False,
+        description="Go on where the log has already lost tasks or reports that no leader had read, instead of "
+        "stopping with their offsets; tasks are then unanswered, and sessions end by their budgets.",
+    )
     max_batch: int = Field(2_000, ge=1, description="Records read before their decisions are committed.")
     poll_seconds: float = Field(0.02, gt=0, description="How long the leader waits for more records before it decides.")

@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from polar.schemas import (
+    AgentSpec,
     CancelMemory,
     Event,
+    Failure,
+    FailureKind,
     GroupState,
     Lease,
     NodeHeartbeat,
@@ -24,6 +27,8 @@ from polar.schemas import (
     TaskState,
 )
 
+LONGEST_S = 7 * 86_400.0
+"""Of any budget, as submit's limits have it by default."""
 ON_NODE = frozenset({Phase.ASSIGNED, Phase.READY, Phase.RUNNING})
 """Phases in which an attempt is a gateway's."""
 
@@ -125,6 +130,10 @@ class World:
         self.on_node: dict[str, dict[str, None]] = {}
         """Gateway node → sessions whose attempt or box it has."""
         self.grading_on: dict[str, dict[str, None]] = {}
+        self.too_large: dict[str, str] = {}
+        """Session, task or group → why what follows from it could not be written before; the shell's word."""
+        self.doomed: dict[str, Failure] = {}
+        """Sessions that cannot go on: their task's record is lost, or too large things follow from them."""
         self.out: list[Emit] = []
         self._dirty: dict[str, Event | None] = {}
 
@@ -151,6 +160,7 @@ class World:
             del self.sessions_of[lease.task_id]
             self.requests.pop(lease.task_id, None)
         self.final_wait.pop(lease.session_id, None)
+        self.doomed.pop(lease.session_id, None)
         self._dirty[lease.session_id] = None
 
     def put_task(self, state: TaskState) -> TaskState:
@@ -225,6 +235,11 @@ class World:
     def graded_at(self, node: str) -> list[Lease]:
         return [self.leases[one] for one in self.grading_on.get(node, ())]
 
+    def request(self, lease: Lease) -> TaskRequest:
+        """What the session's task asks for; of a doomed session, the least that its ending needs."""
+        request = self.requests[lease.task_id]
+        return stand_in(request.task_id or lease.task_id, request) if lease.session_id in self.doomed else request
+
     def needs(self, lease: Lease) -> Needs:
         request = self.requests[lease.task_id]
         # gateways offer the import paths they load by name, like harnesses
@@ -255,9 +270,38 @@ class World:
         if lease.grader is not None:
             self.grading_on.get(lease.grader, {}).pop(session, None)
 
+    def lose_task(self, state: TaskState, reason: str) -> None:
+        """A restored task whose record the log no longer has: its open sessions can only be ended."""
+        for session in self.sessions_of.get(state.task_id, ()):
+            self.doomed[session] = Failure(kind=FailureKind.INFRA, message=reason)
+        made = stand_in(state.task_id)
+        # its keys may be good for as long as any task's may
+        self.know_request(replace(made, num_samples=state.counts.accepted, timeout_seconds=LONGEST_S))
+
+    def doom_too_large(self) -> None:
+        """Restored sessions from which, as the shell has found, something too large follows."""
+        for session, reason in self.too_large.items():
+            if session in self.leases:
+                self.doomed.setdefault(session, Failure(kind=FailureKind.INFRA, message=reason))
+
     def know_request(self, request: TaskRequest) -> None:
         """The request of a restored task: its queued sessions can now be placed."""
         assert request.task_id is not None
         self.requests[request.task_id] = request
         for session in self.sessions_of.get(request.task_id, ()):
             self._index(self.leases[session])
+
+
+def stand_in(task_id: str, request: TaskRequest | None = None) -> TaskRequest:
+    """A request for a session that cannot go on; only the budgets of the real one remain, where it is known."""
+    made = TaskRequest(task_id=task_id, instruction="", agent=AgentSpec(), max_attempts=1)
+    if request is None:
+        return made
+    return replace(
+        made,
+        num_samples=request.num_samples,
+        timeout_seconds=request.timeout_seconds,
+        queue_ttl=request.queue_ttl,
+        init_timeout=request.init_timeout,
+        evaluation_timeout=request.evaluation_timeout,
+    )
