@@ -26,7 +26,7 @@ async def engine_of(tokenizer: ChatTokenizer) -> AsyncIterator[Callable[..., Any
     async with AsyncExitStack() as stack:
 
         async def start(script: Script | None = None, **options: Any) -> ScriptedEngine:
-            return await stack.enter_async_context(ScriptedEngine(script, tokenizer=tokenizer, **options))
+            return await stack.enter_async_context(ScriptedEngine(script, **{"tokenizer": tokenizer, **options}))
 
         yield start
 

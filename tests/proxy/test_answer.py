@@ -8,7 +8,7 @@ import pytest
 
 from polar.proxy.answer import Answer
 from polar.proxy.engine import Events, refusal
-from polar.proxy.errors import EngineAway, EngineBroken, EngineError, EngineFailed, EngineRefused
+from polar.proxy.errors import EngineAway, EngineBroken, EngineError, EngineFailed, EngineRefused, PromptTooLong
 from polar.proxy.selftest import check_mode, read_mode
 from polar.schemas import LogprobsMode
 
@@ -142,7 +142,7 @@ def test_events_are_cut_wherever_the_network_cuts_them() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "told", "code"),
     [
-        (400, {"message": "too long", "param": "input_tokens"}, EngineRefused, 400, "context_length_exceeded"),
+        (400, {"message": "too long", "param": "input_tokens"}, PromptTooLong, 400, "context_length_exceeded"),
         (400, {"message": "bad", "param": "body.x"}, EngineRefused, 400, None),
         (401, {"message": "key"}, EngineFailed, 502, "engine_error"),
         (404, {"message": "no model"}, EngineFailed, 502, "engine_error"),
@@ -157,7 +157,7 @@ def test_an_engines_refusal_keeps_its_meaning(
     error = refusal(status, json.dumps({"error": body}).encode(), {"Retry-After": "7"})
     assert (type(error), error.status, error.code) == (kind, told, code)
     assert error.retry_after == (7.0 if kind is EngineAway else None)
-    assert isinstance(refusal(status, b"<html>", {}), kind)
+    assert refusal(status, b"<html>", {}).status == told
 
 
 def test_the_mode_shows_in_how_temperature_moves_the_gap() -> None:

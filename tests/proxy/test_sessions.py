@@ -59,6 +59,12 @@ async def test_calls_are_numbered_for_each_attempt() -> None:
     assert [sessions.next_call(one) for one in (first, first, second, first)] == [0, 1, 0, 2]
 
 
+async def test_a_replica_that_has_just_started_counts_on_from_what_the_request_shows() -> None:
+    clock = ManualClock()
+    sessions = fresh(clock)
+    assert [sessions.next_call(token(clock), shown) for shown in (14, 15, 15, 0, 3, 40)] == [14, 15, 16, 17, 18, 40]
+
+
 async def test_at_the_limit_new_sessions_wait_until_old_ones_are_dead() -> None:
     clock = ManualClock()
     sessions = fresh(clock, limit=2)

@@ -120,6 +120,11 @@ class Answer:
         self._fingerprint: str | None = None
 
     @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt, once they have come."""
+        return None if self._prompt is None else len(self._prompt)
+
+    @property
     def sampled(self) -> int:
         """Tokens so far, over all choices."""
         return sum(len(choice.ids) for choice in self._choices)

@@ -10,19 +10,28 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from .dialects import Dialect, OpenAIChat
-from .errors import BadRequest, ProxyError, as_told
-from .generate import Generations
+from .dialects import AnthropicMessages, Dialect, OpenAIChat
+from .errors import BadRequest, ProxyError, as_told, retry_headers
+from .generate import REQUEST_ID, Generations
 from .metrics import Metrics
 from .sessions import Sessions
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 KEY_PREFIX = "/s/{key}"
+ANTHROPIC_VERSION = "anthropic-version"
+ANTHROPIC_PATHS = ("/v1/messages", "/api/")
+TELEMETRY = (
+    "/api/event_logging/{rest:.*}",
+    "/api/claude_code/metrics",
+    "/api/claude_cli_feedback",
+    "/api/claude_code_shared_session_transcripts",
+)
+"""What Claude Code 2.1.329 posts of itself: taken, and not read."""
 
 
 class Routes:
-    """The handlers. `ready` says whether calls are taken."""
+    """The handlers. `ready` says whether calls are taken; `new_id` makes the id of an answer that is no call's."""
 
     def __init__(
         self,
@@ -31,12 +40,15 @@ class Routes:
         metrics: Metrics,
         *,
         ready: Callable[[], bool],
+        new_id: Callable[[], str],
     ) -> None:
         self._sessions = sessions
         self._generations = generations
         self._metrics = metrics
         self._ready = ready
+        self._new_id = new_id
         self._chat = OpenAIChat()
+        self._anthropic = AnthropicMessages()
 
     def application(self, max_body_bytes: int) -> web.Application:
         """The aiohttp application."""
@@ -46,9 +58,9 @@ class Routes:
             try:
                 return await handler(request)
             except web.HTTPException as error:
-                return self._error(_of_http(error))
+                return self._error(request, _of_http(error))
             except Exception as error:  # noqa: BLE001 - the last boundary: a client gets JSON, whatever happened
-                return self._error(as_told(error))
+                return self._error(request, as_told(error))
 
         app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
         app.add_routes([web.get("/health", self._health), web.get("/ready", self._readiness)])
@@ -56,26 +68,50 @@ class Routes:
             app.add_routes(
                 [
                     web.post(f"{prefix}/v1/chat/completions", self._chat_completions),
+                    web.post(f"{prefix}/v1/messages", self._messages),
+                    web.post(f"{prefix}/v1/messages/count_tokens", self._count_tokens),
                     web.get(f"{prefix}/v1/models", self._models),
                     web.get(f"{prefix}/v1/models/{{model:.+}}", self._model),
+                    # what Claude Code asks to see whether it is connected, with GET or HEAD
+                    web.get(f"{prefix}/api/hello", self._hello),
+                    *(web.post(prefix + path, self._taken) for path in TELEMETRY),
                 ]
             )
         return app
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generations.handle(request, self._dialect(), key_of(request))
+        return await self._generations.handle(request, self._chat, key_of(request))
 
-    def _dialect(self) -> Dialect:
-        return self._chat
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        return await self._generations.handle(request, self._anthropic, key_of(request))
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        answer = await self._generations.count(request, self._anthropic, key_of(request))
+        answer.headers.update(self._anthropic.headers(self._new_id()))
+        return answer
 
     async def _models(self, request: web.Request) -> web.Response:
         token = self._sessions.admit(key_of(request))
+        if ANTHROPIC_VERSION in request.headers:
+            length = self._generations.max_model_len(token)
+            body = self._anthropic.models([self._anthropic.model(token.model, length)])
+            return web.json_response(body, headers=self._anthropic.headers(self._new_id()))
         return web.json_response({"object": "list", "data": [_model(token.model)]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        self._sessions.admit(key_of(request))
+        token = self._sessions.admit(key_of(request))
         # whatever name a harness was told stands for the one model behind this door
-        return web.json_response(_model(request.match_info["model"]))
+        name = request.match_info["model"]
+        if ANTHROPIC_VERSION in request.headers:
+            body = self._anthropic.model(name, self._generations.max_model_len(token))
+            return web.json_response(body, headers=self._anthropic.headers(self._new_id()))
+        return web.json_response(_model(name))
+
+    async def _hello(self, request: web.Request) -> web.Response:
+        return web.json_response({"message": "hello"})
+
+    async def _taken(self, request: web.Request) -> web.Response:
+        return web.Response(status=204)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -84,14 +120,23 @@ class Routes:
         ready = self._ready()
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
-    def _error(self, error: ProxyError) -> web.Response:
-        headers = {}
-        if error.retry_after is not None:
-            headers["Retry-After"] = f"{error.retry_after:g}"
-        elif error.status in (401, 409):
-            # some clients retry a 409 by themselves; this one never gets better
-            headers["X-Should-Retry"] = "false"
-        return web.json_response(self._chat.error(error), status=error.status, headers=headers)
+    def _error(self, request: web.Request, error: ProxyError) -> web.Response:
+        dialect = self._dialect_of(request)
+        request_id = request.get(REQUEST_ID) or self._new_id()
+        return web.json_response(
+            dialect.error(error, request_id),
+            status=dialect.status(error),
+            headers=dialect.headers(request_id) | retry_headers(error),
+        )
+
+    def _dialect_of(self, request: web.Request) -> Dialect:
+        """Whose errors a client understands: by the path, else by what it calls itself."""
+        path = request.path
+        if path.startswith("/s/"):
+            path = "/" + path.removeprefix("/s/").partition("/")[2]
+        if path.startswith(ANTHROPIC_PATHS) or ANTHROPIC_VERSION in request.headers:
+            return self._anthropic
+        return self._chat
 
 
 def key_of(request: web.Request) -> str | None:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -21,7 +21,16 @@ from polar.service.clock import Clock
 
 from .answer import Answer
 from .calls import Call, Delta, Json
-from .errors import EngineAway, EngineBroken, EngineError, EngineFailed, EngineRefused, EngineTimeout
+from .errors import (
+    EngineAway,
+    EngineBroken,
+    EngineError,
+    EngineFailed,
+    EngineRefused,
+    EngineTimeout,
+    PromptTooLong,
+)
+from .placing import LATE, PLAIN, tokenize_body
 from .selftest import TEMPERATURES, probe, read_mode
 from .settings import ProxySettings
 
@@ -29,6 +38,18 @@ DONE = b"[DONE]"
 ERROR_BODY_BYTES = 64 * 1024
 REFUSALS = (400, 413, 422)
 BUSY = (408, 429, 503)
+
+
+class Count(NamedTuple):
+    """Tokens of a prompt, and the most that the model takes of prompt and reply together; None: it does not say."""
+
+    tokens: int
+    limit: int | None
+
+
+class _Tokenized(msgspec.Struct):
+    count: int
+    max_model_len: int | None = None
 
 
 class Endpoint:
@@ -44,6 +65,7 @@ class Endpoint:
         self._clock = clock
         self._engine: Engine | None = None
         self._has_weight_info = False
+        self._takes_late_system: bool | None = None
         self._learning: asyncio.Task[Engine] | None = None
 
     # calls ----------------------------------------------------------------------------------------------------------
@@ -64,7 +86,8 @@ class Endpoint:
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         events = Events(self._settings.max_answer_bytes)
         done = False
-        async with self._post(body, request_id, timeout) as response:
+        silence = self._settings.engine_silence
+        async with self._post(body, request_id, timeout, silence=silence) as response:
             async for data in response.content.iter_any():
                 deltas: list[Delta] = []
                 for event in events.feed(data):
@@ -76,14 +99,52 @@ class Endpoint:
         if not done:
             raise EngineFailed("the engine's stream ended before its reply did")
 
+    async def count(self, call: Call) -> Count:
+        """Count the prompt that the engine makes of `call`; images count as their placeholders in the text.
+
+        Raises:
+            EngineRefused: as the call itself would be.
+            EngineFailed: the engine cannot count.
+        """
+        return await self._count(tokenize_body(call, (await self.identity()).model))
+
+    async def _count(self, body: Json) -> Count:
+        url = f"{self.url.removesuffix('/v1')}/tokenize"
+        async with self._post(body, "polar-count", self._settings.engine_probe_timeout, url) as response:
+            data = await self._read(response)
+        try:
+            told = msgspec.json.decode(data, type=_Tokenized)
+        except msgspec.DecodeError:
+            raise EngineBroken("the engine's answer to /tokenize is not a count") from None
+        return Count(told.count, told.max_model_len)
+
+    async def takes_late_system(self) -> bool:
+        """Whether the chat template takes a system message after a user's; yes where that cannot be found out."""
+        if self._takes_late_system is None:
+            model = (await self.identity()).model
+            plain, late = {"model": model, "messages": PLAIN}, {"model": model, "messages": LATE}
+            try:
+                least = (await self._count(plain)).tokens
+            except EngineError:
+                return True
+            try:
+                self._takes_late_system = (await self._count(late)).tokens > least
+            except EngineRefused:
+                self._takes_late_system = False
+            except EngineError:
+                return True
+        return self._takes_late_system
+
     @asynccontextmanager
-    async def _post(self, body: Json, request_id: str, timeout: float) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _post(
+        self, body: Json, request_id: str, timeout: float, url: str | None = None, silence: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {"X-Request-Id": request_id, "Content-Type": "application/json"}
-        url = f"{self.url}/chat/completions"
+        url = url or f"{self.url}/chat/completions"
         async with (
             self._errors(),
             self._http.post(
-                url, data=msgspec.json.encode(body), headers=headers, timeout=self._timeout(timeout)
+                url, data=msgspec.json.encode(body), headers=headers, timeout=self._timeout(timeout, silence)
             ) as response,
         ):
             try:
@@ -95,8 +156,9 @@ class Endpoint:
                 response.close()
                 raise
 
-    def _timeout(self, total: float) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=total, sock_connect=self._settings.engine_connect_timeout)
+    def _timeout(self, total: float, silence: float | None = None) -> aiohttp.ClientTimeout:
+        connect = self._settings.engine_connect_timeout
+        return aiohttp.ClientTimeout(total=total, sock_connect=connect, sock_read=silence)
 
     @asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
@@ -116,7 +178,7 @@ class Endpoint:
 
     def _gone(self) -> None:
         # it may come back with another model or another log-probability mode
-        self._engine = None
+        self._engine = self._takes_late_system = None
         self.away_since = self._clock.monotonic()
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
@@ -273,13 +335,9 @@ def refusal(status: int, text: bytes, headers: Mapping[str, str]) -> EngineError
     param = error.get("param") if isinstance(error, dict) else None
     message, param = message if isinstance(message, str) else None, param if isinstance(param, str) else None
     if status in REFUSALS:
-        too_long = param == "input_tokens" or "maximum context length" in (message or "")
-        return EngineRefused(
-            message or "the engine refuses the request",
-            status=status,
-            code="context_length_exceeded" if too_long else None,
-            param="messages" if too_long else param,
-        )
+        if param == "input_tokens" or "maximum context length" in (message or ""):
+            return PromptTooLong(message or "the prompt is longer than the model takes")
+        return EngineRefused(message or "the engine refuses the request", status=status, param=param)
     if status in BUSY:
         return EngineAway("the engine takes no calls now", retry_after=_seconds(headers.get("Retry-After")) or 1.0)
     if status in (401, 403):

@@ -10,12 +10,13 @@
     ├── ClientGone        (none)               the client closed its connection
     └── EngineError                            becomes CompletionFailed(provider)
         ├── EngineRefused     400, 413, 422    the engine refuses this request
+        │   └── PromptTooLong 400              with the counts that a client's compaction goes by
         ├── EngineAway        503 + Retry-After
         ├── EngineTimeout     504
         ├── EngineFailed      502              5xx, a wrong key, an unknown model
         └── EngineBroken      502              an answer that no record may be made of: lengths differ, no ids, not JSON
 
-A status is what the harness sees, in its dialect's shape; overload is 503 with Retry-After and never 429, because a
+A dialect turns a status into its own (Anthropic's overload is 529), in its own shape; overload is never 429, because a
 client was seen to treat a bare 429 as fatal. Messages name what to do and never hold a prompt, a reply or a key.
 """
 
@@ -116,7 +117,18 @@ class EngineError(ProxyError):
 
 class EngineRefused(EngineError):
     status = 400
-    code = None
+    code: str | None = None
+
+
+class PromptTooLong(EngineRefused):
+    """`tokens` of the prompt, `limit` of the model; None: not known."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, tokens: int | None = None, limit: int | None = None) -> None:
+        super().__init__(message, param="messages")
+        self.tokens = tokens
+        self.limit = limit
 
 
 class EngineAway(EngineError):
@@ -137,6 +149,21 @@ class EngineFailed(EngineError):
 
 class EngineBroken(EngineError):
     code = "engine_protocol"
+
+
+def retry_headers(error: ProxyError) -> dict[str, str]:
+    """What the official clients go by: when to come back, and whether at all.
+
+    Unasked they retry a 409 and every 5xx; of these only what may get better is worth it.
+    """
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = f"{error.retry_after:g}"
+    if error.status in (401, 409) or (error.status >= 500 and not error.retryable and error.code != "internal_error"):
+        headers["X-Should-Retry"] = "false"
+    elif error.retryable:
+        headers["X-Should-Retry"] = "true"
+    return headers
 
 
 def as_told(error: Exception) -> ProxyError:

@@ -24,7 +24,9 @@ from polar.schemas import (
 from polar.service.tokens import SessionToken
 
 from .calls import Call, Reply, ReplyChoice
+from .dialects.quirks import marked
 from .errors import BadRequest, RecordRefused
+from .media import place
 from .sampling import constraints
 
 HINT_LENGTH = 200
@@ -37,17 +39,12 @@ FIXED_BYTES = 16 * 1024
 """Ids, sampling, engine and the like, generously."""
 
 
-def hints(headers: Mapping[str, str]) -> ClientHints:
-    """What a client says of its call in headers."""
-
-    def first(*names: str) -> str | None:
-        found = next((headers[name] for name in names if headers.get(name)), None)
-        return None if found is None else found[:HINT_LENGTH]
-
+def hints(headers: Mapping[str, str], marks: Mapping[str, str]) -> ClientHints:
+    """What a client says of its call: in headers, else in its body (`marks`)."""
+    said = {**marks, **marked(headers)}
+    agent = headers.get("User-Agent")
     return ClientHints(
-        user_agent=first("User-Agent"),
-        session=first("X-Session-Id", "Session_id", "X-Session-Affinity"),
-        request_kind=first("X-Interaction-Type"),
+        user_agent=agent[:HINT_LENGTH] if agent else None, **{name: text[:HINT_LENGTH] for name, text in said.items()}
     )
 
 
@@ -108,6 +105,8 @@ class Facts:
     engine: Engine
     request_sha256: str
     hints: ClientHints
+    image_token: int | None = None
+    """The id that stands for a piece of an image."""
 
 
 def captured(
@@ -143,6 +142,7 @@ def captured(
             messages=call.messages,
             tools=call.tools,
             tools_sha256=None if call.tools is None else sha256(call.tools),
+            media=place(call.media, reply.prompt_ids, facts.image_token),
         ),
         choices=[
             Choice(

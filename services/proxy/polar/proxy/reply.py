@@ -6,6 +6,7 @@ Until the first byte an error still has its own status; after it, an error is an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Protocol
 
@@ -27,7 +28,10 @@ class Keepalive(Protocol):
 
 
 class StreamedReply:
-    """`async with` runs the keep-alives; they end with it."""
+    """`async with` runs the keep-alives; they end with it.
+
+    `before_early` is asked before headers go out with nothing to say, and whether they may.
+    """
 
     def __init__(
         self,
@@ -35,16 +39,18 @@ class StreamedReply:
         encoder: Keepalive,
         clock: Clock,
         *,
-        completion_id: str,
+        headers: Mapping[str, str],
         early_headers_after: float,
         keepalive_every: float,
+        before_early: Callable[[], Awaitable[bool]],
     ) -> None:
-        self.response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": completion_id})
+        self.response = web.StreamResponse(headers={**HEADERS, **headers})
         self._request = request
         self._encoder = encoder
         self._clock = clock
         self._first = early_headers_after
         self._every = keepalive_every
+        self._before_early = before_early
         self._lock = asyncio.Lock()
         self._said = clock.monotonic()
         self._shut = False
@@ -98,6 +104,8 @@ class StreamedReply:
 
     async def _beat(self) -> None:
         await self._clock.sleep(self._first)
+        if not self.opened and not await self._before_early():
+            return  # the call ends with an error, which is its answer
         beat = 0
         try:
             while True:

@@ -17,7 +17,11 @@ PINNED = ("temperature", "top_p", "top_k", "min_p", *NEUTRAL_PENALTIES)
 
 
 def call_seed(session_id: str, call: int) -> int:
-    """The seed of a session's call, 31 bits: the same session and call number give the same seed."""
+    """The seed of a session's call, 31 bits: the same session and call number give the same seed.
+
+    The number goes on from the replies that a request's history shows, so that a replica that has just started, or that
+    takes turns with others, does not repeat the seeds of earlier calls.
+    """
     return int.from_bytes(hashlib.sha256(f"{session_id}/{call}".encode()).digest()[:4], "big") >> 1
 
 

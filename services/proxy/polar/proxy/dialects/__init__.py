@@ -1,6 +1,7 @@
 """One module per dialect, each pure translation: a request's bytes to a `Call`, a `Reply` to a body or events."""
 
-from .base import Dialect, Limits, StreamEncoder, Told
+from .anthropic import AnthropicMessages
+from .base import Counting, Dialect, Limits, StreamEncoder, Told
 from .openai_chat import OpenAIChat
 
-__all__ = ["Dialect", "Limits", "OpenAIChat", "StreamEncoder", "Told"]
+__all__ = ["AnthropicMessages", "Counting", "Dialect", "Limits", "OpenAIChat", "StreamEncoder", "Told"]

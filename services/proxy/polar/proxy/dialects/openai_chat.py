@@ -16,7 +16,7 @@ from polar.schemas import Sampling
 
 from ..calls import Call, Delta, Entry, Json, Reply, ReplyChoice, ToolDelta
 from ..errors import BadRequest, ProxyError
-from .base import Limits, StreamEncoder, Told
+from .base import Dialect, Limits, StreamEncoder, Told, json_object
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 64
@@ -105,20 +105,13 @@ class _Body(msgspec.Struct):
 _READ = frozenset(field.name for field in msgspec.structs.fields(_Body))
 
 
-class OpenAIChat:
+class OpenAIChat(Dialect):
     """The dialect `openai.chat`."""
 
     name = "openai.chat"
 
     def parse(self, body: bytes, limits: Limits) -> Call:
-        try:
-            raw = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise BadRequest("The body is not valid JSON.") from None
-        except RecursionError:
-            raise BadRequest("The body is nested too deep.") from None
-        if not isinstance(raw, dict):
-            raise BadRequest("The body must be a JSON object.")
+        raw = json_object(body)
         for name, instead in UNSUPPORTED.items():
             if raw.get(name) is not None:
                 raise BadRequest(f"`{name}` is not supported: {instead}.", param=name, code="unsupported_parameter")
@@ -175,12 +168,12 @@ class OpenAIChat:
     def stream(self, call: Call, told: Told) -> StreamEncoder:
         return _Encoder(call, told)
 
-    def error(self, error: ProxyError) -> Json:
+    def error(self, error: ProxyError, request_id: str | None = None) -> Json:
         kind = STATUS_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
         return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-class _Encoder:
+class _Encoder(StreamEncoder):
     """Chunks of one streamed reply."""
 
     def __init__(self, call: Call, told: Told) -> None:
