@@ -195,3 +195,23 @@ async def test_a_service_that_fails_while_draining_is_raised() -> None:
     stop.set()
     with pytest.raises(ValueError, match="while draining"):
         await serve([Fails()], stop=stop)
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
+    process = start("""
+        import polar.service.run, threading
+        polar.service.run.LEAVE_S = 0.5
+
+        class Hangs:
+            async def run(self):
+                await asyncio.gather(asyncio.to_thread(threading.Event().wait), self.fails())
+            async def fails(self):
+                raise OSError("broken")
+        sys.exit(run_services([Hangs()]))
+    """)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert [json.loads(line)["event"] for line in stderr.splitlines()] == [
+        "broken",
+        "a thread does not end; leaving without it",
+    ]

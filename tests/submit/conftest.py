@@ -50,6 +50,8 @@ class StandIn:
         self.bus = bus
         self.mute = False
         """Read tasks, answer nothing."""
+        self.busy = False
+        """Take no further session."""
         self.records: list[Record] = []
         self.cancels: list[CancelRequest] = []
         self.changed = asyncio.Condition()
@@ -86,6 +88,10 @@ class StandIn:
         task_id, digest = request.task_id, sha256(request)
         assert task_id is not None
         known = self._accepted.get(task_id)
+        if known is None and self.busy:
+            full = Problem(field="num_samples", message="8 sessions are open, and 8 may be", code="busy")
+            await self._reject(task_id, record.ref, [full])
+            return
         if known is not None and known[0] != digest:
             await self._reject(
                 task_id, record.ref, [Problem(field="task_id", message="has another body", code="conflict")]

@@ -67,6 +67,18 @@ async def test_another_body_with_the_same_id_is_a_conflict(submit: Submit) -> No
     assert (await submit.task("t1"))["total_sessions"] == 1, "the first one is as it was"
 
 
+async def test_where_no_more_sessions_may_be_open_a_task_is_to_be_sent_again_later(submit: Submit) -> None:
+    submit.scheduler.busy = True
+    response = await submit.client.post("/rollout/task/submit", json=task_body(task_id="t1"))
+    error = await error_of(response, 503, "busy")
+    assert int(response.headers["Retry-After"]) > 0
+    assert error["problems"] == [
+        {"code": "busy", "field": "num_samples", "message": "8 sessions are open, and 8 may be"}
+    ]
+    submit.scheduler.busy = False
+    assert (await submit.submit(task_id="t1"))["status"] == "running"
+
+
 async def test_warnings_are_told(submit: Submit) -> None:
     answer = await submit.submit(runtime={"network": "host"})
     assert answer["warnings"][0]["field"] == "runtime.network"

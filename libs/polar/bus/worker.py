@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import KafkaError
-from prometheus_client import CollectorRegistry, Counter
 
 from polar.schemas.results import Cursor
 from polar.schemas.topics import topic as topic_row
@@ -25,6 +25,9 @@ from .clients import stop_consumer
 from .errors import BusError, Stuck, translated
 from .partition import PartitionTask, Processor, Progress, Send
 from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 POLL_S = 0.5
 """How often the group's consumer is looked after."""
@@ -36,6 +39,23 @@ CANCEL_S = 30.0
 """How long what stands still may take to let itself be cancelled."""
 
 _log = structlog.get_logger(__name__)
+
+
+class _Metrics:
+    """Where somebody counts: those who only read the log need no prometheus-client."""
+
+    def __init__(self, service: str, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter
+
+        self.restarts = Counter(
+            f"polar_{service}_partition_restarts",
+            "Partitions started anew because they stood still while records waited.",
+            ["partition"],
+            registry=registry,
+        )
+        self.rejoins = Counter(
+            f"polar_{service}_rejoins", "Memberships of the group that had to be made anew.", registry=registry
+        )
 
 
 class PartitionWorker:
@@ -62,7 +82,7 @@ class PartitionWorker:
             cursor_every_s: how long a cursor may lag behind records that led to no output.
             accept_loss: go on at the log's start where it has passed the cursor, instead of raising `RecordGone`. For
                 an operator who has read what was lost.
-            registry: where `polar_<service>_partition_restarts` and `polar_<service>_rejoins` are counted.
+            registry: where `polar_<service>_partition_restarts` and `polar_<service>_rejoins` are counted; None: nowhere.
         """
         if bus.partitions(topic) != bus.partitions("cursors") or topic_row(topic).partitions != "partitions":
             raise ValueError(f"`{topic}` has not the same partitions as `cursors`: a cursor of it has no place")
@@ -78,15 +98,7 @@ class PartitionWorker:
         self._failed: asyncio.Future[None] | None = None
         settings = bus.settings
         self._watchdog = Watchdog(settings.watchdog_s, settings.watchdog_restarts)
-        self._restarts = Counter(
-            f"polar_{service}_partition_restarts",
-            "Partitions started anew because they stood still while records waited.",
-            ["partition"],
-            registry=registry,
-        )
-        self._rejoins = Counter(
-            f"polar_{service}_rejoins", "Memberships of the group that had to be made anew.", registry=registry
-        )
+        self._metrics = None if registry is None else _Metrics(service, registry)
         self.joined = False
         """Whether it is a member of the group; it may have no partition."""
 
@@ -110,7 +122,8 @@ class PartitionWorker:
                 if not error.retryable:
                     raise
                 wait_s = REJOIN_FIRST_S if self.joined else min(wait_s * 2, REJOIN_MOST_S)
-                self._rejoins.inc()
+                if self._metrics is not None:
+                    self._metrics.rejoins.inc()
                 _log.warning("worker joins its group again", service=self._service, reason=str(error), in_s=wait_s)
             finally:
                 self.joined = False
@@ -237,7 +250,8 @@ class PartitionWorker:
                 f"{self._bus.settings.watchdog_restarts} new starts; the process ends, for its supervisor to restart"
             )
         times = self._watchdog.restarted(number, self._bus.clock.monotonic())
-        self._restarts.labels(str(number)).inc()
+        if self._metrics is not None:
+            self._metrics.restarts.labels(str(number)).inc()
         _log.error("partition stands still and is started anew", **place, next=one.progress.next, times_in_a_row=times)
         task.cancel()
         _, late = await asyncio.wait([task], timeout=CANCEL_S)

@@ -9,7 +9,9 @@ process: non-zero, with one clear line.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -21,6 +23,8 @@ _log = structlog.get_logger(__name__)
 
 STOP_S = 10.0
 """How long services may take to stop once cancelled."""
+LEAVE_S = 15.0
+"""How long threads may go on once all services have stopped."""
 
 
 @runtime_checkable
@@ -54,8 +58,23 @@ def run_services(services: Sequence[Service] | Callable[[], Opened], *, grace_s:
                     yield [Builder(bus)]
         grace_s: seconds to drain.
     """
+    leaving = threading.Timer(LEAVE_S, _leave)
+    leaving.daemon = True
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(services, grace_s))
+        code = runner.run(_main(services, grace_s))
+        leaving.args = (code,)
+        leaving.start()
+    if not any(
+        one.is_alive() and not one.daemon for one in threading.enumerate() if one is not threading.main_thread()
+    ):
+        leaving.cancel()
+    return code
+
+
+def _leave(code: int) -> None:
+    """Python waits for its threads for ever; what hangs in one must not keep a process that has ended."""
+    _log.error("a thread does not end; leaving without it", code=code)
+    os._exit(code or 1)
 
 
 async def _main(services: Sequence[Service] | Callable[[], Opened], grace_s: float) -> int:

@@ -160,7 +160,8 @@ class Problem(Part, frozen=True, kw_only=True):
     message: str
     """What is wrong and what to do."""
     code: str = "invalid"
-    """`invalid`, `missing`, `unknown_field`, `unknown_name`, `not_available`, `not_allowed`, `conflict`, `too_late`."""
+    """`invalid`, `missing`, `unknown_field`, `unknown_name`, `not_available`, `not_allowed`, `conflict`, `too_late`,
+    `busy` (as many sessions are open as may be: the same task may be sent again later)."""
 
 
 class TaskRejected(Event, frozen=True, kw_only=True):

@@ -33,7 +33,8 @@ class BuilderService:
         self._bus = bus
         self._settings = settings
         self._folder = settings.cache_dir or state_dir / "builder"
-        self._metrics = BuilderMetrics(registry or CollectorRegistry())
+        self._registry = registry or CollectorRegistry()
+        self._metrics = BuilderMetrics(self._registry)
         self._worker: PartitionWorker | None = None
 
     @property
@@ -62,6 +63,7 @@ class BuilderService:
                 lambda _: SessionProcessor(store.scope(), self._metrics, self._bus.clock, self._settings.allow),
                 max_batch=self._settings.max_batch,
                 accept_loss=self._settings.accept_loss,
+                registry=self._registry,
             )
             await self._worker.run()
         finally:

@@ -44,6 +44,7 @@ from .documents import (
 )
 from .entries import TaskEntry
 from .errors import (
+    Busy,
     ApiError,
     Conflict,
     Invalid,
@@ -64,6 +65,8 @@ from .viewlock import ViewBroken
 from .waiting import TooManyWaiting, Waiters
 
 THREAD_BYTES = 128 * 1024
+BUSY_RETRY_S = 30
+"""Seconds: sessions end by the minute, not by the second."""
 """A larger body is parsed in a thread: json takes about 10 ms per MB, and the checks as much again."""
 
 log = structlog.get_logger("polar.submit.api")
@@ -312,6 +315,8 @@ def _rejection(answer: TaskRejected, task_id: str) -> ApiError:
     message = "; ".join(f"{one.field or 'task'}: {one.message}" for one in answer.problems)
     if any(one.code == "conflict" for one in answer.problems):
         return Conflict(message, answer.problems, extra=extra)
+    if any(one.code == "busy" for one in answer.problems):
+        return Busy(message, answer.problems, retry_after_s=BUSY_RETRY_S, extra=extra)
     return Invalid(f"the task was not taken: {message}", answer.problems, extra=extra)
 
 

@@ -71,8 +71,19 @@ class TooLarge(ApiError):
 class Unavailable(ApiError):
     status, code = 503, "unavailable"
 
-    def __init__(self, message: str, *, retry_after_s: int = 1, extra: dict[str, Any] | None = None) -> None:
-        super().__init__(message, extra=extra, headers={"Retry-After": str(retry_after_s)})
+    def __init__(
+        self,
+        message: str,
+        problems: list[Problem] | None = None,
+        *,
+        retry_after_s: int = 1,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, problems, extra=extra, headers={"Retry-After": str(retry_after_s)})
+
+
+class Busy(Unavailable):
+    code = "busy"
 
 
 def error_response(

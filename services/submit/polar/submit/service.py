@@ -126,6 +126,7 @@ class SubmitService:
             sign,
             leader_id=new_id(self._clock, self._randomness),
             inline_instruction_bytes=self._settings.inline_instruction_bytes,
+            registry=self._registry,
         )
 
     @asynccontextmanager
