@@ -22,10 +22,10 @@ from polar.cli.demo.insight import Built, changes, choose, example, invented, re
 from polar.cli.demo.installed import installed
 from polar.cli.demo.page import Findings, Group, page
 from polar.cli.demo.tasks import SAMPLES, TASKS, agent_source, request
-from polar.cli.demo.words import EngineTokenizer, NoWords
 from polar.cli.tokens import pieces
 from polar.cli.up import CannotUp
 from polar.cli.up.folder import Folder
+from polar.cli.words import EngineTokenizer, NoWords
 from polar.devmodel import ChatTokenizer, Match, Reply, Rule, Script, ScriptedEngine
 from polar.schemas import Context
 from polar.schemas.validation import Limits, check

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from polar.cli.show import marked, show
-from polar.devmodel import ChatTokenizer
+from polar.cli.show import marked, show, show_named
+from polar.cli.words import engine_named
+from polar.devmodel import ChatTokenizer, Script, ScriptedEngine
 from polar.schemas import Drift, FailureKind, Label, Logprobs, Pool, SetAside, TokenIds, Trajectory
 from tests.cli.records import failed, trace, trajectory
 
@@ -95,6 +99,42 @@ def test_without_a_tokenizer_ids_are_shown_and_it_says_how_to_see_text() -> None
     text = printed(told("Q", " A"), None)
     assert "--tokenizer" in text
     assert f"{encode('Q')[0]} ⟦{encode(' A')[0]} ⟧" in text
+
+
+async def named_by(url: str, found: Trajectory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is printed where settings name an engine, and nobody a tokenizer."""
+    monkeypatch.setenv("POLAR_PROXY_ENGINE_URLS", url)
+    out = io.StringIO()
+    console = Console(file=out, width=120, highlight=False, color_system=None)
+    await asyncio.to_thread(show_named, console, found, None)
+    return out.getvalue()
+
+
+async def test_without_a_tokenizer_the_engine_that_settings_name_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedEngine(Script(), model="policy") as engine:
+        text = await named_by(engine.base_url, told("Question?", " Answer.", models=["policy"]), monkeypatch)
+    assert "Question?⟦ Answer.⟧" in text
+    assert "re-tokenizing the text would change 0 of" in text
+
+
+async def test_ids_are_not_named_by_an_engine_that_serves_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedEngine(Script(), model="other") as engine:
+        text = await named_by(engine.base_url, told("Question?", " Answer.", models=["policy"]), monkeypatch)
+    assert "the engine serves other now, not policy" in text
+    assert f"⟦{encode(' Answer.')[0]} " in text
+
+
+async def test_ids_are_shown_where_the_engine_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = await named_by("http://127.0.0.1:9/v1", told("Q", " A"), monkeypatch)
+    assert "the engine does not name the ids" in text
+    assert f"⟦{encode(' A')[0]} ⟧" in text
+
+
+def test_the_engine_is_the_first_that_the_settings_name(tmp_path: Path) -> None:
+    assert engine_named({}) is None
+    assert engine_named({"POLAR_PROXY_ENGINE_URLS": "http://a/v1/, http://b/v1"}) == "http://a/v1"
+    (tmp_path / "polar.yaml").write_text("proxy: {engine_urls: [http://c/v1]}\n")
+    assert engine_named({"POLAR_CONFIG": str(tmp_path / "polar.yaml")}) == "http://c/v1"
 
 
 def test_a_wrong_tokenizer_is_noticed() -> None:

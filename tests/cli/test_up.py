@@ -19,7 +19,7 @@ import pytest
 from polar.cli.up import CannotUp, Wish, find_running, use_running
 from polar.cli.up.folder import Folder, is_locked
 from polar.cli.up.logs import ChildLog, Line, Slower, read_line
-from polar.cli.up.plan import base_url, make_plan, merged
+from polar.cli.up.plan import USUAL, base_url, make_plan, merged
 from polar.cli.up.supervisor import Program, Supervisor, Watcher
 from polar.cli.up.up import Up
 
@@ -121,6 +121,13 @@ def test_everything_is_embedded_unless_somebody_says_otherwise(tmp_path: Path) -
     assert plan.config["proxy"]["engine_urls"] == plan.engines
     assert plan.bus_settings().blob_url == (tmp_path / "blobs").as_uri()
     assert oct((tmp_path / "polar.yaml").stat().st_mode)[-3:] == "600"
+    folder.close()
+
+
+def test_a_demo_leaves_the_usual_ports_to_polar_up(tmp_path: Path) -> None:
+    folder = Folder.open(tmp_path)
+    make_plan(Wish(tmp_path, kind="demo"), folder, NOTHING)
+    assert not set(folder.mark.ports.values()) & set(USUAL.values())
     folder.close()
 
 

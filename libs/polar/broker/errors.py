@@ -10,7 +10,7 @@
 Knows nothing of sockets or files.
 """
 
-from kio.schema.errors import ErrorCode
+from polar.broker.codecs import ErrorCode
 
 __all__ = [
     "BrokerError",

@@ -12,11 +12,14 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from kio.index import load_request_schema, load_response_schema
-from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import SerialError
-
-from polar.broker.errors import ErrorCode
+from polar.broker.codecs import (
+    ErrorCode,
+    SerialError,
+    entity_reader,
+    entity_writer,
+    load_request_schema,
+    load_response_schema,
+)
 
 __all__ = ["MalformedRequest", "RequestHead", "encode_response", "parse_request", "read_head"]
 

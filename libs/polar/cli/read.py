@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import aclosing
 from datetime import datetime
@@ -18,7 +19,7 @@ from polar.schemas import GroupClosed, Trajectory
 
 from .output import BAD_INPUT, console, fail, json_line, new_client, run_async
 from .report import trained_tokens
-from .show import show as show_trajectory
+from .show import show_named
 from .tokens import NoTokenizer, load_tokenizer, pieces
 
 TRAJECTORIES_EXAMPLES = """\b
@@ -29,6 +30,7 @@ Examples:
 """
 SHOW_EXAMPLES = """\b
 Examples:
+  polar show 0b7c…
   polar show 0b7c… --tokenizer /models/SmolLM2-135M-Instruct
   polar show 0b7c… --trace 0 --limit 0 --numbers | less -R
   polar show 0b7c… --json | jq .traces
@@ -125,7 +127,9 @@ def show(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            envvar="POLAR_TOKENIZER", metavar="PATH", help="The model's tokenizer.json, or the folder that holds it."
+            envvar="POLAR_TOKENIZER",
+            metavar="PATH",
+            help="The model's tokenizer.json, or the folder that holds it; by default the engine is asked.",
         ),
     ] = None,
     trace: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only this trace, counted from 0.")] = None,
@@ -161,7 +165,8 @@ def show(
                 decode = None if words is None else lambda one: "".join(pieces(words, [one]))
                 json_line(render_trajectory(found, logprobs="floats" if words is None else "objects", decode=decode))
             else:
-                show_trajectory(console(), found, words, only=trace, limit=limit or None, numbers=numbers)
+                how = {"only": trace, "limit": limit or None, "numbers": numbers}
+                await asyncio.to_thread(show_named, console(), found, words, **how)
 
     run_async(main)
 

@@ -8,7 +8,8 @@ brackets tell the same.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from polar.schemas import Trace, Trajectory, Turn
 from .output import visible
 from .report import print_tail
 from .tokens import pieces, retokenized
+from .words import EngineTokenizer, NoWords, engine_named
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,6 +33,23 @@ CONTEXT = 8
 TURNS = 12
 """Turns listed, the last ones, where tokens are limited."""
 TAIL_LINES = 12
+ASKED = 20_000
+"""Ids of a trajectory beyond which the engine is not asked for their names: a few requests each, at 1 ms."""
+
+
+def show_named(out: Console, trajectory: Trajectory, tokenizer: Tokenizer | None, **how: Any) -> None:
+    """`show`, where no tokenizer is given with the names that the engine of the settings gives its ids. Blocks."""
+    url = engine_named(os.environ) if tokenizer is None and trajectory.traces else None
+    if url is not None and len(trajectory.pool.tokens) <= ASKED:
+        try:
+            with EngineTokenizer(url) as words:
+                words.speak(trajectory.models)
+                show(out, trajectory, cast("Tokenizer", words), **how)  # it has what is asked of one
+        except NoWords as error:
+            out.print(Text(visible(f"the engine does not name the ids: {error}"), "yellow"), soft_wrap=True)
+        else:
+            return
+    show(out, trajectory, tokenizer, **how)
 
 
 def show(

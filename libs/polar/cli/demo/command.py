@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import secrets
@@ -121,6 +122,8 @@ class _Demo:
             f"[bold]polar demo[/]: an agent of {lines} lines on {len(TASKS)} tasks, {SAMPLES} samples each; "
             "every token it was given and every token it sampled, on a log"
         )
+        if importlib.util.find_spec("openai") is None:
+            raise CannotUp("the demo's agent needs the package openai", hint="install polar-rollout[demo]")
         environment = await asyncio.to_thread(installed)
         self._say(f"[dim]here: {environment}[/]")
         self._facts.append(str(environment))
@@ -191,9 +194,10 @@ class _Demo:
         runtime = await asyncio.to_thread(create_runtime, "local", {"root": root})
         probe = await runtime.probe()
         if not probe.ok:
+            why = escape(probe.reason.split(";")[0][:160])
             self._say(
-                f"[yellow]no sandbox works here[/] ({escape(probe.reason)}): this demo's agent runs as a plain "
-                "process, which is safe since it has no shell and no tools"
+                f"[yellow]no sandbox works here[/] ({why}): this demo's agent runs as a plain process, which is safe "
+                "since it has no shell and no tools"
             )
         return not probe.ok
 

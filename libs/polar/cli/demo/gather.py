@@ -12,8 +12,8 @@ from polar.bus.clients import Clients, stop_admin
 from polar.client import PolarClient
 from polar.schemas import Trajectory
 
+from ..words import EngineTokenizer, NoWords
 from .insight import Built, Example, choose, compared, example
-from .words import EngineTokenizer, NoWords
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -103,15 +103,17 @@ def make_plan(wish: Wish, folder: Folder, environ: Mapping[str, str]) -> Plan:
         except ValueError:
             raise CannotUp(f"port {said!r} of {part} is no number", bad_input=True) from None
 
+    # nobody types a demo's addresses, and it must not keep `polar up` from its own
+    usual = {} if wish.kind == "demo" else USUAL
     ports: dict[str, int] = {}
     if own_kafka:
-        ports["kafka"] = folder.port("kafka", wish.kafka_port, USUAL["kafka"])
+        ports["kafka"] = folder.port("kafka", wish.kafka_port, usual.get("kafka"))
     if own_model:
-        ports["model"] = folder.port("model", wish.model_port, USUAL["model"])
+        ports["model"] = folder.port("model", wish.model_port, usual.get("model"))
     services = [one for one in SERVICES if one not in wish.without]
     for name in services:
         if name in PORT_SETTINGS:
-            ports[name] = folder.port(name, asked(name), USUAL[name])
+            ports[name] = folder.port(name, asked(name), usual.get(name))
     for name in services:
         ports[f"{name}-admin"] = folder.port(f"{name}-admin", None, None)
     bootstrap = f"{HOST}:{ports['kafka']}" if own_kafka else kafka.bootstrap

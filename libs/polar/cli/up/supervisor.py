@@ -243,8 +243,9 @@ class _Child:
     async def _probe(self, began: float) -> None:
         while not await self.program.ready():
             if time.monotonic() - began > self.program.ready_s and not self._was_ready.is_set():
+                why = self._log.why(errors_only=True)
                 raise CannotUp(
-                    f"{self.program.name} is not ready after {self.program.ready_s:g} s",
+                    f"{self.program.name} is not ready after {self.program.ready_s:g} s" + (f": {why}" if why else ""),
                     hint=self._where(),
                 )
             await asyncio.sleep(PROBE_S)

@@ -133,8 +133,8 @@ class _Told(Watcher):
         self._tell(f"[yellow]{name} ended ({how})[/]{because}; starting it again {when}")
 
     def said(self, name: str, line: Line) -> None:
-        if self.starting and line.level != "error":
-            return  # parts that wait for each other say so; it matters only if it lasts
+        if self.starting:
+            return  # parts that wait for each other say so; what keeps one from starting comes with the failure
         slower = self._slower.setdefault(name, Slower(time.monotonic))
         passes, held = slower.admit()
         if held:

@@ -1,16 +1,21 @@
 """The engine's own tokenizer, over HTTP: `/tokenize` and `/detokenize`, as vLLM and the embedded model have them.
 
-So the demo names the ids of whatever model it is pointed at, with no tokenizer file. Blocks: call it in a thread.
+So the ids of whatever model Polar is pointed at have names, with no tokenizer file. Blocks: call it in a thread.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from polar.service.settings import CONFIG_VARIABLE, read_config
+
 TIMEOUT_S = 30.0
+ENGINES_VARIABLE = "POLAR_PROXY_ENGINE_URLS"
 
 
 class NoWords(Exception):
@@ -19,6 +24,15 @@ class NoWords(Exception):
 
 class Encoded(NamedTuple):
     ids: list[int]
+
+
+def engine_named(environ: Mapping[str, str]) -> str | None:
+    """Base URL of the first engine that the settings name, in the environment or in the file of POLAR_CONFIG."""
+    said: Any = environ.get(ENGINES_VARIABLE)
+    if not said and (path := environ.get(CONFIG_VARIABLE)):
+        said = (read_config(Path(path)).get("proxy") or {}).get("engine_urls")
+    urls = said.split(",") if isinstance(said, str) else list(said or [])
+    return str(urls[0]).strip().rstrip("/") if urls else None
 
 
 class EngineTokenizer:
@@ -47,11 +61,25 @@ class EngineTokenizer:
     def model(self) -> str:
         """The model whose tokenizer it is."""
         if self._model is None:
-            try:
-                self._model = str(self._ask("GET", "/v1/models")["data"][0]["id"])
-            except (LookupError, TypeError) as error:
-                raise NoWords(f"the engine serves no model: {error!r}") from error
+            served = self.served()
+            if not served:
+                raise NoWords("the engine serves no model")
+            self._model = served[0]
         return self._model
+
+    def served(self) -> list[str]:
+        """The names of the models that the engine serves."""
+        try:
+            return [str(one["id"]) for one in self._ask("GET", "/v1/models")["data"]]
+        except (LookupError, TypeError) as error:
+            raise NoWords(f"the engine does not name its models: {error!r}") from error
+
+    def speak(self, models: Collection[str]) -> None:
+        """Be the tokenizer of one of `models`, or of the first served where none is named. Raises NoWords: no such."""
+        served = self.served()
+        self._model = next((one for one in served if not models or one in models), None)
+        if self._model is None:
+            raise NoWords(f"the engine serves {', '.join(served) or 'nothing'} now, not {', '.join(sorted(models))}")
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         """The text of ids, special tokens included."""
