@@ -7,7 +7,8 @@ Both sides take turns, round by round, on the same topics of the same broker, wi
 compression, acks and idempotence, and the same fetch sizes and isolation. Raw aiokafka sends and receives bytes that
 were encoded before (the very bytes that Polar's side makes), so what is compared is all that Polar adds: MessagePack
 both ways, checks against the topic table, records, references, time limits. What encoding and decoding alone take is
-told beside it. Client, and the embedded broker's client side, share one process and one loop, as in a service.
+told beside it; reading is measured a second time with raw aiokafka's side decoding as well. Client, and the embedded
+broker's client side, share one process and one loop, as in a service.
 """
 
 import argparse
@@ -205,8 +206,10 @@ async def produce(subject: Subject, kind: Kind) -> None:
         await producer.stop()
 
 
-async def consume(subject: Subject, kind: Kind) -> None:
+async def consume(subject: Subject, kind: Kind, *, values: bool) -> None:
+    """`values`: raw aiokafka's side decodes too, as whoever wants to know what was said has to."""
     name = subject.settings.full(kind.topic)
+    types = topic(kind.topic).values
     async with subject.bus(kind.service) as bus:
         wanted = 2 * len(kind.outs)
 
@@ -221,6 +224,8 @@ async def consume(subject: Subject, kind: Kind) -> None:
             while count < wanted:
                 for messages in (await consumer.getmany(timeout_ms=200, max_records=BURST)).values():
                     count += len(messages)
+                    if values:
+                        _ = [decode(one.value, types) for one in messages]
             await consumer.stop()
             return count
 
@@ -232,7 +237,8 @@ async def consume(subject: Subject, kind: Kind) -> None:
             await reader.close()
             return count
 
-        await in_turns(subject.rates.setdefault(f"consume, {kind.name}, records/s", Measured()), raw, polar, ROUNDS)
+        label = f"consume, {kind.name}, records/s" + (" (both decode)" if values else " (raw: bytes)")
+        await in_turns(subject.rates.setdefault(label, Measured()), raw, polar, ROUNDS)
 
 
 async def transactions(subject: Subject, kind: Kind) -> None:
@@ -295,7 +301,8 @@ async def measure(subject: Subject, kinds: list[Kind]) -> None:
     for kind in kinds:
         sys.stderr.write(f"measuring: {subject.name}, {kind.name}\n")
         await produce(subject, kind)
-        await consume(subject, kind)
+        await consume(subject, kind, values=False)
+        await consume(subject, kind, values=True)
         await acknowledgements(subject, kind)
     await transactions(subject, kinds[0])
 

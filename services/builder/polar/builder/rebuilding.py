@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from dataclasses import replace as replace_record
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -266,7 +265,7 @@ class _Session:
     async def take(self, record: Record, spec: BuilderSpec | None) -> Rebuilt | None:
         """The next record; the trajectory if it is the closing one."""
         if spec is not None and isinstance(record.value, SessionOpened):
-            record = replace_record(record, value=replace(record.value, builder=spec))
+            record = replace(record, value=replace(record.value, builder=spec))
         await self._processor.process(record, self._send)
         return None if self._found is None else Rebuilt(*self._found, record.timestamp_ms)
 
