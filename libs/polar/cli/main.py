@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import operate, read, run, serve, status, tasks
+from . import audit, dead, operate, read, rebuild, replay, run, serve, status, tasks
 from .demo import command as demo_command
 from .up import command as up_command
 from .up import use_running
@@ -54,6 +54,10 @@ app.command(epilog=status.EXAMPLES)(status.status)
 app.command(no_args_is_help=True)(tasks.cancel)
 app.command(epilog=read.TRAJECTORIES_EXAMPLES)(read.trajectories)
 app.command(no_args_is_help=True, epilog=read.SHOW_EXAMPLES)(read.show)
+app.command(no_args_is_help=True, epilog=rebuild.EXAMPLES)(rebuild.rebuild)
+app.command(no_args_is_help=True, epilog=replay.EXAMPLES)(replay.replay)
+app.command(epilog=audit.EXAMPLES)(audit.audit)
+app.add_typer(dead.app)
 app.command()(operate.topics)
 app.command(epilog=operate.CONFIG_EXAMPLES)(operate.config)
 
