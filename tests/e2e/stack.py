@@ -36,6 +36,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0
         time.sleep(0.05)
 
 
+def _state(pid: int) -> str:
+    """A process's state as Linux tells it: R, S, T (stopped), Z (ended); X where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "X"
+
+
 class Stack:
     """Processes of one installation with a topic prefix and a state folder of its own."""
 
@@ -68,10 +76,12 @@ class Stack:
             **(env or {}),
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
         root.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, *services: str, env: Mapping[str, str] | None = None) -> None:
         """Start `polar serve` under a name; `services` default to the name itself."""
+        self._started[name] = (services, env or {})
         log = (self.root / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
             [*POLAR, "serve", *(services or (name,))],
@@ -83,6 +93,25 @@ class Stack:
         )
         log.close()
 
+    def restart(self, name: str) -> None:
+        """Start again what was started under a name and has ended, with the same services and variables."""
+        services, env = self._started[name]
+        self.start(name, *services, env=env)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP; returns once the process stands."""
+        process = self.processes[name]
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: _state(process.pid) in "TZX", f"{name} stands")
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self.processes[name].send_signal(signal.SIGCONT)
+
+    def ended(self) -> list[str]:
+        """Names of processes that have ended though nobody told them to."""
+        return [name for name, process in list(self.processes.items()) if process.poll() is not None]
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         process = self.processes.pop(name)
         process.send_signal(number)
@@ -92,6 +121,7 @@ class Stack:
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)  # one that stands hears nothing
         for name, process in list(self.processes.items()):
             try:
                 process.wait(30)
@@ -102,11 +132,16 @@ class Stack:
         self.processes.clear()
 
     def tail(self, name: str, lines: int = 30) -> str:
+        """The last it said; aiokafka's own words on a broker that is away, many a second, are left out."""
         path = self.root / f"{name}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+        if not path.exists():
+            return ""
+        said = path.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in said if '"logger":"aiokafka' not in line][-lines:])
 
-    def tails(self) -> str:
-        return "\n".join(f"--- {path.stem}\n{self.tail(path.stem)}" for path in sorted(self.root.glob("*.log")))
+    def tails(self, lines: int = 30) -> str:
+        logs = sorted(self.root.glob("*.log"))
+        return "\n".join(f"--- {path.stem}\n{self.tail(path.stem, lines)}" for path in logs)
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Until the API is ready and a gateway beats, unless a process ended before."""
@@ -151,9 +186,9 @@ class Stack:
         return BusSettings(
             bootstrap=self.env["POLAR_KAFKA_BOOTSTRAP"],
             topic_prefix=self.prefix,
-            partitions=4,
-            task_partitions=2,
-            node_partitions=2,
+            partitions=int(self.env["POLAR_KAFKA_PARTITIONS"]),
+            task_partitions=int(self.env["POLAR_KAFKA_TASK_PARTITIONS"]),
+            node_partitions=int(self.env["POLAR_KAFKA_NODE_PARTITIONS"]),
             blob_url=(self.root / "state" / "blobs").as_uri(),
         )
 

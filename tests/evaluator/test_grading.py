@@ -44,7 +44,7 @@ class Own:
 @pytest.fixture
 async def grader(bus_settings: BusSettings) -> AsyncIterator[Grader]:
     async with Bus(bus_settings, Service.GRADER) as bus, aiohttp.ClientSession() as http:
-        yield Grader(bus, http, allowed={PATH}, max_timeout_s=10)
+        yield Grader(bus, http, allowed={PATH}, max_timeout_s=10, gateway_patience_s=0)
 
 
 def assignment() -> GradeAssigned:

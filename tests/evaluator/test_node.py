@@ -90,7 +90,7 @@ class Desk:
 @asynccontextmanager
 async def grading(settings: BusSettings, bus: Bus, gateway: Gateway, **more: Any) -> AsyncIterator[Desk]:
     async with Bus(settings, Service.GRADER) as own:
-        service = GraderService(own, EvaluatorSettings(node_id=NODE, heartbeat_s=0.1, **more))
+        service = GraderService(own, EvaluatorSettings(node_id=NODE, heartbeat_s=0.1, gateway_patience_s=0.5, **more))
         task = asyncio.create_task(service.run())
         try:
             await asyncio.wait_for(service.link.beating.wait(), PATIENCE_S)

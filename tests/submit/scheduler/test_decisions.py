@@ -265,6 +265,48 @@ def test_a_box_is_kept_for_its_grader_and_released_after() -> None:
     assert released_at[-1] == (1, 1)
 
 
+def built_while_its_gateway_is_silent(box_patience: int) -> Cluster:
+    cluster = Cluster(gateways=1, box_patience=box_patience)
+    cluster.submit(shell_task("t", evaluator=COMMAND))
+    cluster.step_until(lambda: bool(cluster.of(SessionClosed)))
+    cluster.gateways["g0"].up = False
+    cluster.tick(6)  # more than node_silence
+    cluster.commit()
+    cluster.deliver()
+    cluster.commit()
+    assert not cluster.of(SessionGraded)
+    assert not cluster.of(GradeAssigned)
+    return cluster
+
+
+def test_a_box_is_waited_for_while_its_gateway_is_silent() -> None:
+    cluster = built_while_its_gateway_is_silent(box_patience=50)
+    cluster.settle()  # the gateway wakes, as it was
+    (graded,) = cluster.of(SessionGraded)
+    assert graded.grade.reward == 1.0
+    assert not cluster.gateways["g0"].rows, "boxes left behind"
+
+
+def test_a_box_is_waited_for_no_longer_than_the_patience() -> None:
+    cluster = built_while_its_gateway_is_silent(box_patience=50)
+    cluster.tick(51)
+    cluster.commit()
+    (graded,) = cluster.of(SessionGraded)
+    assert graded.grade is None
+    assert graded.failure.message == "the session's box was gone before it could be graded"
+
+
+def test_a_box_is_not_waited_for_when_its_gateway_has_lost_its_state() -> None:
+    cluster = built_while_its_gateway_is_silent(box_patience=50)
+    gateway = cluster.gateways["g0"]
+    gateway.rows.clear()
+    gateway.boot = "boot-1"
+    gateway.up = True
+    cluster.settle()
+    (graded,) = cluster.of(SessionGraded)
+    assert graded.grade is None
+
+
 def test_a_grade_that_started_in_the_sessions_box_is_not_tried_again() -> None:
     cluster = Cluster(gateways=1, graders=1)
     cluster.submit(shell_task("t", evaluator=COMMAND))

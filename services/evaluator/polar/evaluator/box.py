@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from polar.schemas import BoxAccess
 
@@ -32,7 +33,11 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
 class BoxClient:
     """One box."""
 
-    def __init__(self, http: aiohttp.ClientSession, access: BoxAccess, session_id: str, attempt: int) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, access: BoxAccess, session_id: str, attempt: int, *, patience_s: float
+    ) -> None:
+        """`patience_s`: for so long a gateway that refuses connections is tried again; nothing was sent to it then."""
+        self._patience_s = patience_s
         self.workdir = access.workdir
         self._http = http
         self._url = f"{access.url.rstrip('/')}/v1/boxes/{session_id}/{attempt}"
@@ -85,25 +90,34 @@ class BoxClient:
         await self._ask("PUT", "/file", total_s=timeout_s, params={"path": path}, data=data)
 
     async def _ask(self, method: str, path: str, *, total_s: float, **request: Any) -> bytes:
+        trying = AsyncRetrying(
+            retry=retry_if_exception_type(aiohttp.ClientConnectorError),
+            stop=stop_after_delay(self._patience_s),
+            wait=wait_exponential(multiplier=0.1, max=2.0),
+            reraise=True,
+        )
         try:
-            async with self._http.request(
-                method,
-                self._url + path,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=self._http.timeout.sock_connect),
-                **request,
-            ) as answer:
-                data = await answer.read()
-                if answer.status >= 300:
-                    raise BoxError(
-                        f"the gateway refused {method} {path}: {answer.status} {_said(data)}",
-                        retryable=answer.status in _AGAIN,
-                    )
-                return data
+            return await trying(self._once, method, path, total_s, request)
         except TimeoutError as error:
             raise BoxError(f"the gateway did not answer {method} {path} within {total_s:g} s") from error
         except aiohttp.ClientError as error:
             raise BoxError(f"the gateway cannot be reached for {method} {path}: {error}", retryable=True) from error
+
+    async def _once(self, method: str, path: str, total_s: float, request: Mapping[str, Any]) -> bytes:
+        async with self._http.request(
+            method,
+            self._url + path,
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=self._http.timeout.sock_connect),
+            **request,
+        ) as answer:
+            data = await answer.read()
+            if answer.status >= 300:
+                raise BoxError(
+                    f"the gateway refused {method} {path}: {answer.status} {_said(data)}",
+                    retryable=answer.status in _AGAIN,
+                )
+            return data
 
 
 def _said(data: bytes) -> str:

@@ -45,8 +45,15 @@ class Grader:
     """Grades sessions; holds nothing between them."""
 
     def __init__(
-        self, bus: Bus, http: aiohttp.ClientSession, *, allowed: Collection[str], max_timeout_s: float
+        self,
+        bus: Bus,
+        http: aiohttp.ClientSession,
+        *,
+        allowed: Collection[str],
+        max_timeout_s: float,
+        gateway_patience_s: float,
     ) -> None:
+        self._gateway_patience_s = gateway_patience_s
         self._bus = bus
         self._http = http
         self._allowed = allowed
@@ -76,7 +83,13 @@ class Grader:
         access = assignment.box
         box = None
         if access is not None:
-            box = BoxClient(self._http, access, assignment.session_id, assignment.attempt)
+            box = BoxClient(
+                self._http,
+                access,
+                assignment.session_id,
+                assignment.attempt,
+                patience_s=self._gateway_patience_s,
+            )
 
         async def trajectory() -> Trajectory:
             return await self._fetch(assignment.built, Trajectory)

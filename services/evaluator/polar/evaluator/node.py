@@ -93,7 +93,11 @@ class GraderService:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             self._grader = Grader(
-                self._bus, http, allowed=self._settings.allow, max_timeout_s=self._settings.max_timeout_s
+                self._bus,
+                http,
+                allowed=self._settings.allow,
+                max_timeout_s=self._settings.max_timeout_s,
+                gateway_patience_s=self._settings.gateway_patience_s,
             )
             link = asyncio.create_task(self.link.run(), name="node link")
             try:

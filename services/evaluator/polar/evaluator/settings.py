@@ -28,6 +28,11 @@ class EvaluatorSettings(PolarSettings):
     slots: int = Field(8, ge=1, description="Sessions graded at once.")
     heartbeat_s: float = Field(1.0, gt=0, description="Seconds between heartbeats.")
     connect_timeout_s: float = Field(10.0, gt=0, description="Seconds to reach a gateway's runtime API.")
+    gateway_patience_s: float = Field(
+        30.0,
+        ge=0,
+        description="Seconds for which a gateway that refuses connections is tried again: its boxes outlive a restart.",
+    )
     max_timeout_s: float = Field(
         86_400.0, gt=0, description="Longest grade, whatever a task's evaluation_timeout says."
     )

@@ -44,8 +44,8 @@ from .documents import (
 )
 from .entries import TaskEntry
 from .errors import (
-    Busy,
     ApiError,
+    Busy,
     Conflict,
     Invalid,
     NotFound,

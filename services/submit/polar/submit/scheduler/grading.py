@@ -65,6 +65,14 @@ def on_built(world: World, event: StageChanged) -> None:
         decide(world, lease, None, failure)
 
 
+def box_awaited(world: World, settings: SchedulerSettings, lease: Lease) -> bool:
+    """Whether the grade needs a box whose gateway is silent and may come back with it: a pause loses no box."""
+    gateway = world.nodes.get(lease.node or "")
+    if gateway is None or gateway.alive or gateway.boot != lease.boot or gateway.gone > settings.box_patience:
+        return False
+    return lease.box_held and needs_own_box(world, lease)
+
+
 def assign_grade(world: World, lease: Lease, node: str, boot: str, settings: SchedulerSettings, sign: SignBox) -> None:
     """Give a built session to a grader."""
     assert lease.built is not None

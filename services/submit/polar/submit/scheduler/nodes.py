@@ -63,7 +63,7 @@ class Nodes:
         if node is None:
             node = world.nodes[beat.node_id] = Node(beat.node_id, beat.boot_id)
         elif node.boot != beat.boot_id:
-            self._lose(node, f"node {node.node_id} lost its state (new boot id)", boot=node.boot)
+            self._lose(node, f"node {node.node_id} lost its state (new boot id)", boot=node.boot, boxes=True)
             for half in list(node.halves):
                 node.drop(half)
         node.beat(beat, live=live)
@@ -151,14 +151,15 @@ class Nodes:
             failure = Failure(kind=FailureKind.INFRA, message=message, retryable=True, stage=lease.phase.upper())
             sessions.end_attempt(self._world, self._settings, lease, failure)
 
-    def _lose(self, node: Node, message: str, *, boot: str) -> None:
-        """A node is gone, with whatever it had under that boot id."""
+    def _lose(self, node: Node, message: str, *, boot: str, boxes: bool) -> None:
+        """A node is gone, with whatever ran under that boot id; `boxes`: and with the boxes it kept for grades."""
         world = self._world
         for lease in world.at_node(node.node_id):
             if lease.boot != boot:
                 continue
-            # the box died with the node: nothing to release, and no grader can work in it
-            lease = world.change(lease, box_held=False)
+            if boxes or lease.phase in ON_NODE:
+                # the box died with the node: nothing to release, and no grader can work in it
+                lease = world.change(lease, box_held=False)
             if lease.phase in ON_NODE:
                 self.lost(lease, grading_here=False, message=message)
         for lease in world.graded_at(node.node_id):
@@ -174,7 +175,7 @@ class Nodes:
             for half in silent:
                 node.drop(half)
             if silent:
-                self._lose(node, f"node {node.node_id} has been silent", boot=node.boot)
+                self._lose(node, f"node {node.node_id} has been silent", boot=node.boot, boxes=False)
             node.gone += not node.alive
             if node.gone > self._settings.node_memory:
                 del self._world.nodes[node.node_id]

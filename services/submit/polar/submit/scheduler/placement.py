@@ -8,7 +8,7 @@ from typing import NamedTuple
 from polar.schemas import Lease, Phase
 from polar.schemas.catalog import EVALUATORS
 
-from .grading import SignBox, assign_grade
+from .grading import SignBox, assign_grade, box_awaited
 from .sessions import assign
 from .settings import SchedulerSettings
 from .world import Needs, Node, World
@@ -109,7 +109,7 @@ def place_grades(world: World, settings: SchedulerSettings, sign: SignBox) -> No
     for lease in world.in_phase(Phase.BUILT):
         name = evaluator_name(world, lease)
         able = [node for node, free in credit.items() if free > 0 and name in world.nodes[node].offered("evaluators")]
-        if not able:
+        if not able or box_awaited(world, settings, lease):
             continue
         chosen = max(able, key=lambda node: (credit[node], node))
         assign_grade(world, lease, chosen, world.nodes[chosen].boot, settings, sign)

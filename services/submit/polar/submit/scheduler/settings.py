@@ -45,6 +45,12 @@ class SchedulerSettings(PolarSettings):
     max_grade_bytes: int = Field(
         256 * 1024, ge=4096, description="Largest grade with its report; a larger one is a failure of the grader."
     )
+    box_patience: int = Field(
+        60,
+        ge=0,
+        description="Ticks for which a built session waits for a gateway that fell silent with the box that its grade "
+        "needs.",
+    )
     release_repeat: int = Field(
         10, ge=1, description="Ticks until a release that a node has not acted on is sent again."
     )
