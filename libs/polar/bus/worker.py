@@ -82,7 +82,8 @@ class PartitionWorker:
             cursor_every_s: how long a cursor may lag behind records that led to no output.
             accept_loss: go on at the log's start where it has passed the cursor, instead of raising `RecordGone`. For
                 an operator who has read what was lost.
-            registry: where `polar_<service>_partition_restarts` and `polar_<service>_rejoins` are counted; None: nowhere.
+            registry: where `polar_<service>_partition_restarts` and `polar_<service>_rejoins` are counted;
+                None: nowhere.
         """
         if bus.partitions(topic) != bus.partitions("cursors") or topic_row(topic).partitions != "partitions":
             raise ValueError(f"`{topic}` has not the same partitions as `cursors`: a cursor of it has no place")
