@@ -14,4 +14,4 @@ check:              ## lint, format, types
 	uv run --extra dev mypy
 
 test:               ## the README's test command
-	uv run --extra dev pytest
+	uv run --extra dev pytest -n 3

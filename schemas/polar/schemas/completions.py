@@ -103,8 +103,9 @@ class MediaPart(Part, frozen=True, kw_only=True):
     kind: str
     sha256: str
     offset: int
-    """Of its first placeholder id in the prompt."""
+    """Of its first placeholder id in the prompt; -1: not known (the proxy's `image_token_id` is not set)."""
     length: int
+    """Placeholder ids; 0: not known."""
 
 
 class PromptBase(Part, frozen=True, kw_only=True):
