@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import types
 import uuid
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from blockbuster import blockbuster_ctx
 
 from polar.broker import spawn_sync
@@ -43,6 +45,22 @@ async def bus_settings(bootstrap: str, tmp_path: Path) -> AsyncIterator[BusSetti
     )
     yield settings
     await delete_topics(settings)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs in this process sets up logs; the next test finds them as they were."""
+    root, configure = logging.getLogger(), structlog.configure
+    handlers, level = root.handlers[:], root.level
+    # loggers that remember how they were set up could not be given back
+    monkeypatch.setattr(
+        structlog, "configure", lambda **options: configure(**{**options, "cache_logger_on_first_use": False})
+    )
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 async def delete_topics(settings: BusSettings) -> None:

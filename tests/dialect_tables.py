@@ -19,7 +19,9 @@ import typing_extensions
 
 from polar.proxy.dialects.anthropic import FIELDS
 from polar.proxy.dialects.fields import markdown
+from polar.proxy.dialects.google import FIELDS as GOOGLE_FIELDS
 from polar.proxy.dialects.quirks import MARKS, QUIRKS
+from polar.proxy.dialects.responses import FIELDS as RESPONSES_FIELDS
 
 TABLE = re.compile(r"(<!-- table (?P<name>[\w. ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 WRAPPERS = (typing.Required, typing.NotRequired, typing.Annotated)
@@ -43,7 +45,13 @@ def marks() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"anthropic.messages": lambda: markdown(FIELDS), "quirks": quirks, "marks": marks}
+TABLES = {
+    "anthropic.messages": lambda: markdown(FIELDS),
+    "openai.responses": lambda: markdown(RESPONSES_FIELDS),
+    "google.generate_content": lambda: markdown(GOOGLE_FIELDS),
+    "quirks": quirks,
+    "marks": marks,
+}
 
 
 def rewritten(page: str) -> str:

@@ -57,6 +57,8 @@ async def door_to(buses: tuple[Bus, Bus]) -> AsyncIterator[Callable[..., Any]]:
             sender = GatedSender(bus)
             service = ProxyService(ProxySettings(**values), bus, SECRET, sender=sender)
             await stack.enter_async_context(running(service))
-            return Door(service, bus, scheduler, sender)
+            door = Door(service, bus, scheduler, sender)
+            await stack.enter_async_context(door.closing)
+            return door
 
         yield start

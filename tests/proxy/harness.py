@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import openai
@@ -63,6 +63,8 @@ class Door:
         self.scheduler = scheduler
         self.sender = sender
         self.url = f"http://127.0.0.1:{service.port}"
+        self.closing = AsyncExitStack()
+        """What ends with the test, before the proxy does."""
 
     def token(self, session: str = "s1", **changes: Any) -> SessionToken:
         values: dict[str, Any] = {

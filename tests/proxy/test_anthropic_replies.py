@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from polar.proxy.calls import Call, Delta, Reply, ReplyChoice, ToolDelta
 from polar.proxy.dialects import AnthropicMessages, Limits, Told
-from polar.proxy.dialects.anthropic.content import MALFORMED
 from polar.proxy.dialects.anthropic.thinking import OMITTED, kept, sign
+from polar.proxy.dialects.arguments import MALFORMED
 from polar.proxy.errors import (
     AttemptFenced,
     BadRequest,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from polar.runtime import Door, SpecRefused
+from polar.runtime import BoxSpec, Door, SpecRefused
 
 PROFILE = os.path.expanduser("~/.profile")
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
@@ -383,8 +384,25 @@ async def test_the_system_cannot_be_written(place):
     box = await place.box()
     outcome = await box.exec("for d in / /usr /usr/bin /etc /polar /proc /var; do touch $d/x && echo wrote $d; done")
     assert outcome.stdout == b""
-    assert (await box.exec("echo x > /tmp/a && echo y > /dev/shm/b && echo z > /dev/null")).ok
+    assert (await box.exec("echo x > /tmp/a && echo y > /dev/shm/b && echo z > /dev/null && cat /tmp/a")).ok
+
+
+async def test_the_box_s_tmp_outlasts_a_command_unless_it_holds_what_boxes_are_shown(place, tmp_path):
+    place.needs("isolated_filesystem")
+    place.settings |= {"python": False}  # the tests' own environment may lie below /tmp
+    box = await (await place.again()).create(BoxSpec(box_id=str(uuid.uuid4())))
+    assert (await box.exec("echo x > /tmp/a")).ok
     assert (await box.exec("cat /tmp/a")).stdout == b"x\n"
+    await box.destroy()
+    shown = tmp_path / "shown"
+    if not shown.is_relative_to("/tmp"):
+        pytest.skip("the folder for temporary files of this test run is not below /tmp")
+    shown.mkdir()
+    place.settings |= {"read_only": [str(shown)]}
+    box = await (await place.again()).create(BoxSpec(box_id=str(uuid.uuid4())))
+    assert (await box.exec("echo x > /tmp/a && cat /tmp/a")).stdout == b"x\n"
+    assert not (await box.exec("cat /tmp/a")).ok
+    await box.destroy()
 
 
 async def test_a_command_has_no_privileges(place):

@@ -13,7 +13,7 @@ from typing import Any
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from polar.schemas.topics import TABLE, TopicSpec
 
@@ -81,7 +81,7 @@ async def check_topics(clients: Clients, specs: Iterable[TopicSpec] = TABLE) -> 
 
     # a broker that has just come back may answer with an empty list for some time
     async for attempt in AsyncRetrying(
-        retry=retry_if_exception_type(TopicsWrong) & _only_missing(),
+        retry=retry_if_exception(_only_missing),
         stop=stop_after_delay(3),
         wait=wait_exponential(multiplier=0.2, max=1),
         reraise=True,
@@ -90,12 +90,8 @@ async def check_topics(clients: Clients, specs: Iterable[TopicSpec] = TABLE) -> 
             await once()
 
 
-def _only_missing() -> Any:
-    def check(state: Any) -> bool:
-        error = state.outcome.exception()
-        return isinstance(error, TopicsWrong) and all(one.found == MISSING for one in error.problems)
-
-    return check
+def _only_missing(error: BaseException) -> bool:
+    return isinstance(error, TopicsWrong) and all(one.found == MISSING for one in error.problems)
 
 
 async def _differences(clients: Clients, admin: Any, specs: tuple[TopicSpec, ...]) -> list[TopicProblem]:

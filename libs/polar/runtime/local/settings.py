@@ -33,7 +33,8 @@ class LocalSettings:
 
     `root`: the folder that holds them, private to the node. `read_only`: folders of the machine that boxes see, at
     the same path. `path`: folders in front of PATH in boxes. `python`: this process's Python environment is visible
-    and first in PATH. `door_port`: where the model proxy is reached in a box. `door_patience`: seconds for which a
+    and first in PATH; where it, or a folder of `read_only`, lies below /tmp, a box's /tmp lasts one command only.
+    `door_port`: where the model proxy is reached in a box. `door_patience`: seconds for which a
     connection to a proxy that is away is tried again before it is reset. `cgroup_parent`: a cgroup (v2) whose
     children may be limited; by default the node's own. `default_memory_mb`, `default_pids`: for boxes that name none.
     `start_timeout`: seconds that the sandbox of one command may take to stand.

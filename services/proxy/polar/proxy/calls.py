@@ -63,6 +63,8 @@ class Call:
     """Kinds of what only a provider could make use of, and that was left out."""
     hide_thinking: bool = False
     """The client asked not to be shown the model's thinking."""
+    details: object = None
+    """What its dialect needs again for the reply; nobody else looks at it."""
 
     @property
     def turns(self) -> int:

@@ -26,6 +26,7 @@ from polar.service.randomness import Randomness, SystemRandomness, new_id
 
 from .app import Routes
 from .capture import Recorder, Sender
+from .dialects.responses import Responses
 from .engine import Engines
 from .errors import EngineError
 from .generate import Deps, Generations, Slots
@@ -86,6 +87,8 @@ class ProxyService:
             else None
         )
         """What prompts are written against; None: they are written whole."""
+        self.responses = Responses(attempt_bytes=settings.response_session_bytes, total_bytes=settings.response_bytes)
+        """What was told over OpenAI's Responses API and may be asked for again."""
         self.slots = Slots(settings.max_concurrent, self.metrics, settings.retry_after)
         self._bus = bus
         self._clock = clock
@@ -145,6 +148,7 @@ class ProxyService:
             self.sessions,
             Generations(deps, self.slots),
             self.metrics,
+            self.responses,
             ready=self.ready.is_set,
             new_id=lambda: new_id(self._clock, self._randomness),
         )
@@ -195,8 +199,11 @@ class ProxyService:
                 log.error("unreadable control record", partition=record.partition, offset=record.offset)
             elif record.key is not None and (record.value is None or isinstance(record.value, SessionControl)):
                 self.sessions.apply(record.key, record.value)
-                if self.histories is not None and record.value is not None:
+                if record.value is None:
+                    continue
+                if self.histories is not None:
                     self.histories.close(record.key, record.value.attempt)
+                self.responses.close(record.key, record.value.attempt)
 
 
 class _Site:

@@ -104,6 +104,15 @@ class ProxySettings(PolarSettings):
         4 * 1024 * 1024, ge=0, description="Of one session's attempt; beyond, it begins anew with a whole prompt."
     )
     history_sessions: int = Field(10_000, ge=1, description="Sessions of which earlier calls are kept.")
+    response_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=0,
+        description="Responses (OpenAI's API, unless `store` is false) that are kept for `previous_response_id`, item "
+        "references and retrieval, of all sessions; the session that was quiet longest is forgotten first.",
+    )
+    response_session_bytes: int = Field(
+        8 * 1024 * 1024, ge=0, description="Of one session's attempt; beyond, its oldest are forgotten."
+    )
     retry_after: float = Field(1.0, gt=0, description="What Retry-After says where nothing better is known.")
 
     start_timeout: float = Field(10.0, gt=0, description="Until CallStarted is acknowledged; then 503.")

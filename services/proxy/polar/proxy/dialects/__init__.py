@@ -2,6 +2,18 @@
 
 from .anthropic import AnthropicMessages
 from .base import Counting, Dialect, Limits, StreamEncoder, Told
+from .google import GoogleGenerate
 from .openai_chat import OpenAIChat
+from .responses import OpenAIResponses
 
-__all__ = ["AnthropicMessages", "Counting", "Dialect", "Limits", "OpenAIChat", "StreamEncoder", "Told"]
+__all__ = [
+    "AnthropicMessages",
+    "Counting",
+    "Dialect",
+    "GoogleGenerate",
+    "Limits",
+    "OpenAIChat",
+    "OpenAIResponses",
+    "StreamEncoder",
+    "Told",
+]

@@ -25,7 +25,7 @@ class Quirk:
     done: str
     reason: str
     test: str
-    """The function that shows it, in `tests/proxy/test_anthropic_quirks.py`."""
+    """The function that shows it, in `tests/proxy/test_*_quirks.py`."""
     cuts: re.Pattern[str] | None = None
     """Cut from the beginning of a system text."""
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -103,8 +103,110 @@ QUIRKS = (
         reason="the dialect's shape is an object; only numbers' spelling is lost, which drift shows",
         test="test_arguments_come_back_as_models_write_them",
     ),
+    Quirk(
+        name="thoughts left out",
+        harness="gemini-cli",
+        version="0.61.0",
+        sends="a history without thoughts; signatures of other parts as they came",
+        done="the thinking travels in the signature of the first text and of the first call",
+        reason="the next prompt would not have what the model thought",
+        test="test_thoughts_that_are_left_out_come_back_in_signatures",
+    ),
+    Quirk(
+        name="signatures of its own",
+        harness="gemini-cli",
+        version="0.61.0",
+        sends="`skip_thought_signature_validator` as the signature of a call that has none",
+        done="passed over, and not counted as another provider's thinking",
+        reason="it stands for no thinking",
+        test="test_a_signature_of_the_clients_own_is_passed_over",
+    ),
+    Quirk(
+        name="prefixed call ids",
+        harness="gemini-cli",
+        version="0.61.0",
+        sends="a call's id with the function's name and two underscores before it",
+        done="the prefix is cut",
+        reason="the call would have another id in the history than it was captured with",
+        test="test_the_prefix_of_a_call_id_is_cut",
+    ),
+    Quirk(
+        name="responses without ids",
+        harness="gemini-cli",
+        version="0.61.0",
+        sends="function responses without the id of their call, in the order of the calls",
+        done="each answers the first open call of its name",
+        reason="a tool message names its call",
+        test="test_responses_without_ids_answer_calls_in_order",
+    ),
+    Quirk(
+        name="base prompt as an item",
+        harness="codex",
+        version="0.169.0",
+        sends="no `instructions`: its base prompt is input[0], role developer, and more developer messages follow",
+        done="system messages, each left where it is",
+        reason="a chat template knows no developer; moving them would change the head of every later prompt",
+        test="test_developer_items_are_system_messages_in_their_place",
+    ),
+    Quirk(
+        name="client metadata",
+        harness="codex",
+        version="0.169.0",
+        sends="`client_metadata` with its keys in another order each time, and "
+        "`internal_chat_message_metadata_passthrough` with times in items",
+        done="left out",
+        reason="the same history would differ from turn to turn; the headers say the same",
+        test="test_client_metadata_makes_no_difference",
+    ),
+    Quirk(
+        name="tools by namespace",
+        harness="codex",
+        version="0.169.0",
+        sends="sub-agents and MCP servers as tools of a `namespace`, and takes calls only with it (`unsupported call`)",
+        done="functions `NAMESPACE__NAME`; a call of one is told with its namespace",
+        reason="chat templates know functions only",
+        test="test_a_tool_of_a_namespace_is_called_by_its_namespace",
+    ),
+    Quirk(
+        name="tools inside the input",
+        harness="codex",
+        version="0.169.0, with models from gpt-5.6 on",
+        sends="no `tools`, but an item `additional_tools`",
+        done="offered like the others",
+        reason="chat templates take tools at the prompt's head only",
+        test="test_tools_of_an_item_are_offered_like_the_others",
+    ),
+    Quirk(
+        name="WebSocket first",
+        harness="codex",
+        version="0.169.0, with its built-in provider",
+        sends="`GET /v1/responses` with an upgrade",
+        done="426",
+        reason="at 426 it goes on with POST at once, at 404 it tries seven times",
+        test="test_a_websocket_is_told_to_post",
+    ),
+    Quirk(
+        name="deaf to comments",
+        harness="codex",
+        version="0.169.0",
+        sends="nothing; its idle timer of 300 s is not reset by SSE comments",
+        done="keep-alives are `response.in_progress` events",
+        reason="an event of the API's own is known to every client",
+        test="test_keep_alives_are_events_of_the_api",
+    ),
+    Quirk(
+        name="item ids of its own",
+        harness="copilot",
+        version="1.0.102",
+        sends="items with other ids than they were told with",
+        done="a reply's items are joined by their order",
+        reason="the message must come back as it was captured",
+        test="test_items_with_foreign_ids_are_joined_by_their_order",
+    ),
 )
 
+SKIPPED_SIGNATURES = ("skip_thought_signature_validator", "context_engineering_is_the_way_to_go")
+"""What clients of Google's write where a signature is asked for and they have none."""
 IS_SUBAGENT = re.compile(r"\bcc_is_subagent=true\b")
 
 
@@ -123,12 +225,26 @@ class Mark(NamedTuple):
 
 MARKS = (
     Mark("session", "X-Claude-Code-Session-Id", "claude-code 2.1.329", "measured"),
+    Mark("session", "Session-Id", "codex 0.169.0, opencode 1.18.33", "measured"),
     Mark("session", "X-Session-Id", "opencode 1.18.33", "measured"),
     Mark("session", "Session_id", "pi 0.87.1", "measured"),
     Mark("session", "X-Session-Affinity", "opencode 1.18.33", "measured"),
     Mark("subagent", "X-Claude-Code-Agent-Id", "claude-code 2.1.329", "measured"),
     Mark("parent", "X-Claude-Code-Parent-Agent-Id", "claude-code 2.1.329", "read"),
     Mark("parent", "X-Parent-Session-Id", "opencode 1.18.33", "measured"),
+    Mark("subagent", "X-Openai-Subagent", "codex 0.169.0", "measured"),
+    Mark("parent", "X-Codex-Parent-Thread-Id", "codex 0.169.0", "measured"),
+    *(
+        Mark(
+            "request_kind",
+            "X-Codex-Turn-Metadata",
+            "codex 0.169.0",
+            "measured",
+            word=re.compile(rf'"request_kind":\s*"{kind}"'),
+            says=kind,
+        )
+        for kind in ("turn", "compaction")
+    ),
     Mark("request_kind", "X-Claude-Code-Request-Class", "claude-code 2.1.329", "read"),
     Mark(
         "request_kind",
@@ -158,6 +274,11 @@ def cut_system(text: str) -> tuple[str, dict[str, str]]:
 def known_role(role: object) -> object:
     """The role that a message's role is taken for."""
     return next((quirk.roles[role] for quirk in QUIRKS if isinstance(role, str) and role in quirk.roles), role)
+
+
+def bare_call_id(name: str, identity: str) -> str:
+    """A tool call's id as it was told, without the prefix that gemini-cli gives it."""
+    return identity.removeprefix(f"{name.strip() or 'generic_tool'}__")
 
 
 def marked(headers: Mapping[str, str]) -> dict[str, str]:

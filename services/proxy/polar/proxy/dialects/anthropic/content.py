@@ -17,6 +17,7 @@ from typing import Any
 
 from ...calls import Json, Media
 from ...errors import BadRequest
+from ..arguments import MALFORMED
 from ..base import Limits
 from ..fields import Action
 from ..quirks import cut_system, known_role
@@ -25,8 +26,6 @@ from .fields import FIELDS
 from .thinking import kept
 from .tools import ToolChange
 
-MALFORMED = "malformed_arguments"
-"""The one key of the input that stands for arguments which are no JSON object; its value is their text."""
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 NO_TEXT_ERROR = "Error"
 """Of a tool result that says nothing but that it is one."""

@@ -14,8 +14,8 @@ import msgspec
 
 from ...calls import Call, Delta, Json, Reply, ReplyChoice
 from ...errors import ProxyError
+from ..arguments import as_input
 from ..base import StreamEncoder, Told
-from .content import MALFORMED
 from .errors import body_of
 from .thinking import sign
 
@@ -66,23 +66,6 @@ def blocks(call: Call, choice: ReplyChoice) -> list[Json]:
         given = as_input(function["arguments"])
         found.append({"type": "tool_use", "id": made["id"], "name": function["name"], "input": given})
     return found
-
-
-def as_input(arguments: str) -> str:
-    """JSON text of an object: the arguments as the model wrote them, or an object that holds what is none.
-
-    An empty one would run a tool as if nothing had been asked of it, a repaired one with what the model never said.
-    This one fails a tool's own check, in words that show the model what it wrote.
-    """
-    if not arguments.strip():
-        return "{}"
-    try:
-        given = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        given = None
-    if isinstance(given, dict):
-        return arguments
-    return msgspec.json.encode({MALFORMED: arguments}).decode()
 
 
 def stopped(call: Call, choice: ReplyChoice) -> tuple[str, str | None]:
