@@ -294,7 +294,8 @@ async def test_a_final_record_after_the_time_asked_for_ends_a_session_that_close
     session = played("open-call", 2, 1)
     session.start()
     session.close()
-    clock = At(1_000_000)
+    now = proxy.clock.now_ms() - 10 * MARGIN_MS
+    clock = At(now)
     other = played("other", 1, 2)
     other.close()
     async with Bus(settings, Service.PROXY, clock=clock) as bus:
@@ -303,7 +304,7 @@ async def test_a_final_record_after_the_time_asked_for_ends_a_session_that_close
         await write(bus, at(other.records, clock.ms))
         session.final()
         await write(bus, at(session.records[-1:], clock.ms))
-    found, left = await again(proxy, tmp_path, Selection(until_ms=1_000_001))
+    found, left = await again(proxy, tmp_path, Selection(until_ms=now + 1))
     assert set(found) == {"open-call"}
     assert [one.reason for one in found["open-call"].trajectory.set_aside] == ["unfinished"]
     assert left.unfinished.total == 0

@@ -92,6 +92,9 @@ async def test_an_api_without_a_scheduler_shows_the_same(bus_settings: BusSettin
             await ready(other)
             answer = await other.post("/rollout/task/submit", json=task_body(task_id="t1"))
             assert answer.status == 200, await answer.text()
+            async with asyncio.timeout(30):  # the other view reads the same log, in its own time
+                while (await http.get("/rollout/task/t1", params={"wait": "0"})).status == 404:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
             assert (await http.get("/rollout/task/t1", params={"wait": "0"})).status == 200
 
 

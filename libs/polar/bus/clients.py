@@ -185,15 +185,21 @@ async def stop_admin(admin: AIOKafkaAdminClient) -> None:
 
 
 async def _in_time(stopping: Coroutine[Any, Any, None], what: str) -> bool:
+    task = asyncio.current_task()
+    assert task is not None
+    before, stopped = task.cancelling(), True
     try:
         async with asyncio.timeout(STOP_S):
             await stopping
     except TimeoutError:
-        return False
+        stopped = False
     except (KafkaError, OSError, AssertionError, AttributeError) as error:
         # nothing is lost: what was acknowledged is on the log, what was not has been reported to its sender
         _log.debug("client did not stop cleanly", client=what, error=repr(error))
-    return True
+    if task.cancelling() > before:
+        # aiokafka takes a cancellation of whoever stops it for one of its own tasks' and goes on
+        raise asyncio.CancelledError
+    return stopped
 
 
 def _security(settings: BusSettings) -> dict[str, Any]:
