@@ -404,7 +404,7 @@ async def test_a_bug_in_the_proxy_is_an_error_and_one_end(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("sesame")
 
-    monkeypatch.setattr("polar.proxy.generate.captured", broken)
+    monkeypatch.setattr("polar.proxy.generation.captured", broken)
     async with door.client() as client:
         with pytest.raises(openai.APIError) as raised:
             await ask(client, messages=USER, stream=mode != "whole")

@@ -29,11 +29,13 @@ from .capture import Recorder, Sender
 from .dialects.responses import Responses
 from .engine import Engines
 from .errors import EngineError
-from .generate import Deps, Generations, Slots
+from .generate import Generations
+from .generation import Deps
 from .history import Histories
 from .metrics import Metrics
 from .sessions import Sessions
 from .settings import ProxySettings
+from .slots import Slots
 
 CONTROL = "control"
 STOPPING = "The proxy is stopping; another replica takes calls."
