@@ -10,10 +10,13 @@ from polar.client import PolarClient
 from polar.devmodel import ScriptedEngine
 from polar.schemas import (
     CompletionCaptured,
+    Failure,
+    FailureKind,
     SessionClosed,
     SessionFinal,
     SessionGraded,
     SessionOpened,
+    Status,
     Trajectory,
 )
 
@@ -23,6 +26,8 @@ async def check_log(
 ) -> None:
     """`trajectories` are what a trainer has read of these sessions, which are all that the log holds and are final."""
     assert Counter(one.session_id for one in trajectories) == Counter(sessions)
+    without = [one for one in trajectories if one.reward is None and one.status is Status.COMPLETED]
+    assert all(_cost_a_grade(one.grade_failure) for one in without), [one.grade_failure for one in without]
     report = await audit(client.bus)
     assert report.clean, "\n".join(["the audit found", *map(str, report.offences), str(report.found)])
     assert not report.dead, report.dead
@@ -31,6 +36,11 @@ async def check_log(
     captured = await _check_once_each(client, sessions)
     _check_told(engine, captured)
     _check_tokens(engine, trajectories)
+
+
+def _cost_a_grade(failure: Failure | None) -> bool:
+    """Whether it says that a fault has broken off the grading; a grade is not tried again in a box that it changed."""
+    return failure is not None and failure.kind is FailureKind.EVALUATOR and failure.retryable
 
 
 async def _check_once_each(client: PolarClient, sessions: Collection[str]) -> list[CompletionCaptured]:

@@ -183,6 +183,7 @@ async def test_a_session_without_a_grade_is_published_with_its_outcome(
         (result,) = await until(scheduler, "results", 1)
     assert isinstance(record.value, Trajectory)
     assert (record.value.reward, record.value.status, record.value.outcome) == (None, Status.ERROR, outcome)
+    assert record.value.grade_failure == failure
     assert isinstance(result.value, SessionResult)
     assert result.value.error == failure
 

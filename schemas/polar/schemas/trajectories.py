@@ -7,17 +7,19 @@ trainer wants.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .arrays import Logprobs, TokenIds
-from .base import Event, Part, RecordRef
-from .completions import PolicySpan, Sampling
+from .base import Claim, Event, Part, RecordRef
+from .completions import MediaPart, PolicySpan, Sampling
 from .failures import Failure
-from .stages import Artifact, Outcome, Status
+from .stages import Artifact, BuildStatistics, Outcome, Status
 from .tasks import BuilderSpec, EvaluatorSpec
 
 
@@ -43,14 +45,23 @@ class Label(StrEnum):
     SUBAGENT = "subagent"
     COMPACTION = "compaction"
     SIDE = "side"
-    """Titles, probes, classifiers."""
+    """Titles, probes, classifiers, searches: what the harness asks besides the conversation."""
 
 
 class Context(StrEnum):
     EXACT = "exact"
     """The tokens before the span are those the engine had, id for id."""
     RETOKENIZED = "retokenized"
-    """The same text, but somewhere before the span other ids than the engine had."""
+    """The same conversation, but somewhere before the span other ids than the engine had: other ids of the same text,
+    or what a template puts around a turn; `Trace.drift` says where."""
+
+
+class RoutedExperts(Part, frozen=True, kw_only=True):
+    """Which experts the engine used."""
+
+    claim: Claim
+    start: int
+    """Row of the turn's first id; rows are the ids of the completion's choice."""
 
 
 class Turn(Part, frozen=True, kw_only=True):
@@ -72,19 +83,33 @@ class Turn(Part, frozen=True, kw_only=True):
     trainable: bool = True
     """False: kept for reading, masked for training; `untrainable` says why."""
     untrainable: str | None = None
+    """`constrained`, `temperature_0`, `aborted`, `logprobs_mode`, `no_logprob`, `policy_version`, `retokenized`."""
+    routed_experts: RoutedExperts | None = None
+    experts_dropped: str | None = None
+    """Why there are none although the engine gave them: `retokenized`."""
 
 
 class Drift(Part, frozen=True, kw_only=True):
-    """Where re-rendered history differs from what was sampled."""
+    """A stretch in which re-rendered history differs from what stands in the trace."""
 
     turn: int
     """Index of the turn whose tokens were rendered otherwise later."""
     position: int
-    """First differing position within that turn."""
+    """First differing position within that turn. Negative: in the generation prompt before it, which the history does
+    not show or has melted with the text; the turn's length less its end: the end of turn alone."""
     sampled: int
-    """Ids of the sampled stretch that differs."""
+    """Ids of the stretch as it stands in the trace."""
     canonical: int
-    """Ids of its canonical rendering."""
+    """Ids that the engine had for it later."""
+
+
+class Shared(Part, frozen=True, kw_only=True):
+    """How a trace branches off an earlier one."""
+
+    trace: int
+    """Its place in `Trajectory.traces`."""
+    length: int
+    """The first so many ids are the same, with the same places in the pool."""
 
 
 class Trace(Part, frozen=True, kw_only=True):
@@ -97,17 +122,29 @@ class Trace(Part, frozen=True, kw_only=True):
     """The first so many ids are the prompt; the rest is the response."""
     turns: list[Turn]
     label: Label = Label.MAIN
+    label_by: str = ""
+    """What showed it: `mark:…` of the harness, or a rule of structure (docs/trajectories.md)."""
     trainable: bool = True
+    rewarded: bool | None = None
+    """Whether it gets the session's reward; None: if it is trainable."""
     prompt_messages: list[Span] = []
     """Of `Pool.messages`."""
     response_messages: list[Span] = []
     reward: float | None = None
     rewards: dict[str, float] = {}
+    policy_versions: list[str] = []
+    """That sampled it, in order; more than one: the weights changed within the trace."""
+    media: list[MediaPart] = []
+    """In order, by their place in the trace; offset -1: not known."""
     drift: list[Drift] = []
     break_reason: str | None = None
     """Why the chain ends here; None: the session ended."""
+    break_detail: str | None = None
+    """Who changed the history: `client`, `template`."""
     cut: int = 0
-    """Ids left out at the end because of a length limit."""
+    """Ids left out at the end because of a length limit; the completions that began there are set aside."""
+    shares: Shared | None = None
+    """Where the strategy builds a tree; `prefix_tree` does."""
     metadata: dict[str, Any] = {}
 
 
@@ -163,6 +200,8 @@ class Trajectory(Event, frozen=True, kw_only=True):
     evaluator_version: str | None = None
     report: dict[str, Any] = {}
     """The evaluator's."""
+    grade_failure: Failure | None = None
+    """Why there is no reward: nothing to grade, or the grader failed or died with its box."""
     harness: str | None = None
     models: list[str] = []
     timing_ms: dict[str, float] = {}
@@ -187,6 +226,27 @@ class Trajectory(Event, frozen=True, kw_only=True):
             response_ids=ids[start:],
             loss_mask=trained[start:],
             response_logprobs=np.where(sampled[start:], logprobs[start:], np.float32(0)).astype(np.float32),
+        )
+
+    def statistics(self) -> BuildStatistics:
+        """Chains, merges and breaks of this trajectory."""
+        merges = {context.value: 0 for context in Context}
+        breaks: Counter[str] = Counter()
+        labels: Counter[str] = Counter()
+        for trace in self.traces:
+            labels[trace.label.value] += 1
+            if trace.break_reason is not None:
+                breaks[trace.break_reason] += 1
+            for before, turn in pairwise(trace.turns):
+                # several turns in a row may be pieces of one reply
+                merges[turn.context.value] += before.completion_id != turn.completion_id
+        drift = [one for trace in self.traces for one in trace.drift]
+        return BuildStatistics(
+            replies=len(self.traces) + sum(merges.values()),
+            merges={name: count for name, count in merges.items() if count},
+            breaks=dict(sorted(breaks.items())),
+            labels=dict(sorted(labels.items())),
+            drifted=sum(max(one.sampled, one.canonical) for one in drift),
         )
 
     def messages(self, spans: list[Span]) -> list[dict[str, Any]]:

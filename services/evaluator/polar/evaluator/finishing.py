@@ -40,6 +40,7 @@ def finished(built: Trajectory, graded: SessionGraded) -> Trajectory:
         evaluator=graded.evaluator,
         evaluator_version=graded.evaluator_version,
         report=grade.report,
+        grade_failure=graded.failure,
         timing_ms={**graded.timing_ms, **built.timing_ms},
         artifacts=graded.artifacts,
     )
