@@ -78,6 +78,8 @@ class Choice:
         self.index = index
         self.ids: list[int] = []
         self.entries: list[Json] = []
+        self.tops: list[list[tuple[int, float]]] = []
+        """Of each entry: the listed tokens, the sampled one first."""
         self.spans: list[Json] = []
         self.finish: str | None = None
         self.stop_reason: int | str | None = None
@@ -113,6 +115,11 @@ class Choice:
         """End the turn where it is (an abort)."""
         self.finish = finish
         return self._tell(Delta(self.index))
+
+    @property
+    def text(self) -> str:
+        """What a client may see of an ended turn, unparsed."""
+        return self._text[: self._visible]
 
     def message(self) -> Json:
         """The whole `message` object of an ended turn."""
@@ -184,7 +191,9 @@ class Choice:
         asked = self._sampling.top_logprobs or 0
         # vLLM lists the sampled token first, then the likeliest others
         others = [pair for pair in token.top if pair[0] != token.id]
-        top = [self._named(*pair) for pair in [(token.id, token.logprob), *others][:asked]]
+        listed = [(token.id, token.logprob), *others]
+        top = [self._named(*pair) for pair in listed[:asked]]
+        self.tops.append(listed[: max(asked, 1)])
         entry = {**self._named(token.id, token.logprob), "top_logprobs": top}
         self._names.step(token.id)
         return entry

@@ -41,6 +41,8 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     tamper: Callable[[dict[str, Any]], dict[str, Any] | str] | None = None
     """Changes an outgoing body or chunk; a string is sent as it is."""
+    tokens: Any = None
+    """What a call of the generate route asks for besides (`scaleout.TokensIn`)."""
     plan: Any = None
     """Whatever the backend made of the call in `prepare`."""
 
@@ -80,7 +82,7 @@ class Generation:
         request = call.request
         self.choices = [
             Choice(i, call.sampling, call.max_tokens, backend.chat, request=request, reasoning=backend.reasoning)
-            for i in range(request.n if request else 1)
+            for i in range(request.n if request else call.tokens.n if call.tokens else 1)
         ]
         self._backend = backend
         self._lifecycle = lifecycle

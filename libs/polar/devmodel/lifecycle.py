@@ -42,6 +42,8 @@ class Lifecycle:
 
     def __init__(self, *, version: str = "default", refuse_when_paused: bool = False) -> None:
         self.version = version
+        self.healthy = True
+        """What /health says."""
         self.stats = Stats()
         self._refuse = refuse_when_paused
         self._mode: str | None = None

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
+from . import sglang
 from .chat import ChatTokenizer
 from .choice import Burst, Sampled
 from .engine import Call, Disconnect, Generation
@@ -31,6 +32,19 @@ from .tamper import DAMAGES
 
 Json = dict[str, Any]
 _MASK = 2**64 - 1
+PROBE = "polar-self-test"
+"""What the id of a client's question begins with that only wants to see how this engine answers."""
+PROBED = Reply(text="Yes.")
+DEV_ROUTES = (
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/abort_requests",
+    "/weight_info",
+    "/update_weights",
+    "/finish_weight_update",
+    "/update_weight_version",
+)
 
 
 @dataclass(slots=True)
@@ -45,6 +59,8 @@ class Recorded:
     call: int = 0
     turn: int = 0
     rule: str = ""
+    tokens_in: bool = False
+    """It came as tokens; `body` is then the chat request that was rendered under the same id, where one was."""
     outcome: str | None = None
     ids: list[list[int]] = field(default_factory=list)
     logprobs: list[list[float]] = field(default_factory=list)
@@ -71,8 +87,14 @@ class ScriptedBackend:
         reasoning: bool,
         raw_logprobs: bool,
         keep: int,
+        probe: Reply | None,
+        kind: str,
     ) -> None:
         self.script = script
+        self.probe = probe
+        self.probed = 0
+        """Probes answered so far."""
+        self.kind = kind
         self.chat: ChatTokenizer
         self._given = chat
         self.model = model
@@ -93,15 +115,24 @@ class ScriptedBackend:
         return self.gates.setdefault(name, asyncio.Event())
 
     async def prepare(self, call: Call) -> None:
-        body = dict(call.request.body) if call.request else {}
-        view = self.script.view(body, call.headers, call.prompt_ids)
-        rule, reply = self.script.reply(view)
+        body = dict(call.request.body) if call.request else call.tokens.body if call.tokens else {}
+        if self.kind == "sglang":
+            sglang.refuse_stream(call)
+        probe = self.probe if self.is_probe(call) else None
+        if probe is None:
+            view = self.script.view(body, call.headers, call.prompt_ids)
+            rule, reply = self.script.reply(view)
+        else:
+            self.probed += 1
+            view, rule, reply = View(body, call.headers, call.prompt_ids, "", 0, 0), "probe", probe
         if reply.damage is not None and reply.damage not in DAMAGES:
             raise ApiError(f"the script names the damage {reply.damage!r}; there are {', '.join(DAMAGES)}", status=500)
         call.tamper = DAMAGES[reply.damage] if reply.damage else None
         record = Recorded(call.id, body, dict(call.headers), call.prompt_ids, view.key, view.call, view.turn, rule)
+        record.tokens_in = call.tokens is not None
         call.plan = _Plan(view, reply, record)
-        self.calls.append(record)
+        if probe is None:
+            self.calls.append(record)
         if reply.gate is not None and reply.gate_after == 0:
             await self.gate(reply.gate).wait()
         if reply.delay:
@@ -110,6 +141,10 @@ class ScriptedBackend:
             raise _refusal(reply)
         if reply.disconnect_after == 0:
             raise Disconnect(reset=reply.reset)
+
+    def is_probe(self, call: Call) -> bool:
+        """Whether `call` is answered aside from the script."""
+        return self.probe is not None and call.id.startswith(PROBE)
 
     async def generate(self, call: Call, index: int) -> AsyncGenerator[Burst, None]:
         plan: _Plan = call.plan
@@ -231,7 +266,10 @@ class ScriptedEngine(EngineServer):
     """The server. `tokenizer` is the bundled one by default; any byte-level `tokenizer.json` will do.
 
     `raw_logprobs` behaves as vLLM's `--logprobs-mode raw_logprobs`: log-probabilities that no temperature changes.
-    `calls` holds the last `keep` requests; `stats` counts them; `until` waits for a state instead of sleeping.
+    `calls` holds the last `keep` requests; `stats` counts them; `until` waits for a state instead of sleeping. `probe`
+    answers requests whose id begins with `polar-self-test`, aside from the script, the calls and the counts; None: they
+    are as any other. `kind` "sglang": SGLang's fields and routes in place of vLLM's, see `sglang.py`.
+    `dev_mode` False: no routes of pauses and weights, as vLLM without VLLM_SERVER_DEV_MODE.
     """
 
     def __init__(
@@ -249,7 +287,13 @@ class ScriptedEngine(EngineServer):
         api_key: str | None = None,
         any_model: bool = False,
         refuse_when_paused: bool = False,
+        scale_out: bool = True,
+        probe: Reply | None = PROBED,
+        kind: Literal["vllm", "sglang"] = "vllm",
+        dev_mode: bool = True,
     ) -> None:
+        self.kind = kind
+        self.dev_mode = dev_mode
         self.scripted = ScriptedBackend(
             script or Script(),
             tokenizer,
@@ -258,6 +302,8 @@ class ScriptedEngine(EngineServer):
             reasoning=reasoning,
             raw_logprobs=raw_logprobs,
             keep=keep,
+            probe=probe,
+            kind=kind,
         )
         super().__init__(
             self.scripted,
@@ -266,7 +312,9 @@ class ScriptedEngine(EngineServer):
             api_key=api_key,
             any_model=any_model,
             refuse_when_paused=refuse_when_paused,
+            scale_out=scale_out,
         )
+        self.owner = kind
 
     async def __aenter__(self) -> "ScriptedEngine":
         await super().__aenter__()
@@ -308,6 +356,46 @@ class ScriptedEngine(EngineServer):
         """Wait until the stats satisfy `holds`. Raises `TimeoutError`."""
         async with asyncio.timeout(timeout):
             await self.lifecycle.until(lambda: holds(self.stats))
+
+    def is_aside(self, call: Call) -> bool:
+        return self.scripted.is_probe(call)
+
+    def shaped(self, body: Json, generation: Generation) -> Json:
+        return sglang.answer(body, generation.call, generation.choices) if self.kind == "sglang" else body
+
+    def told_error(self, error: ApiError) -> Json:
+        return sglang.error(error) if self.kind == "sglang" else error.body()
+
+    def routes(self) -> list[web.RouteDef]:
+        if self.kind != "sglang":
+            return [one for one in super().routes() if self.dev_mode or one.path not in DEV_ROUTES]
+        return [
+            *(route for route in super().routes() if route.path not in sglang.NOT_ITS),
+            web.get("/server_info", self._server_info),
+            web.get("/model_info", self._model_info),
+            web.post("/pause_generation", self._pause_generation),
+            web.post("/continue_generation", self._continue_generation),
+            web.post("/update_weight_version", self._sglang_version),
+        ]
+
+    async def _server_info(self, http: web.Request) -> web.Response:
+        return web.json_response({"version": sglang.VERSION})
+
+    async def _model_info(self, http: web.Request) -> web.Response:
+        return web.json_response({"model_path": self.scripted.model, "weight_version": self.lifecycle.version})
+
+    async def _pause_generation(self, http: web.Request) -> web.Response:
+        mode = (await http.json()).get("mode", "abort") if http.can_read_body else "abort"
+        await self.lifecycle.pause({"in_place": "keep", "retract": "keep"}.get(mode, mode))
+        return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _continue_generation(self, http: web.Request) -> web.Response:
+        self.lifecycle.resume()
+        return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _sglang_version(self, http: web.Request) -> web.Response:
+        self.lifecycle.version = str((await http.json())["new_version"])
+        return web.json_response({"success": True, "new_version": self.lifecycle.version})
 
     def on_end(self, call: Call, generation: Generation, outcome: str) -> None:
         if call.plan is None:

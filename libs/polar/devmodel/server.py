@@ -9,7 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -18,8 +18,9 @@ from aiohttp import web
 from .engine import Backend, Call, Disconnect, Generation
 from .errors import ApiError, bad_value, invalid
 from .lifecycle import Lifecycle
-from .request import ChatRequest, Fields, Sampling, read_chat, read_messages, read_sampling, read_tools
-from .wire import VERSION, Chunks, completion, dumps, generated, sse
+from .request import ChatRequest, Fields, Sampling, read_chat, read_messages, read_tools
+from .scaleout import ScaleOut, generated
+from .wire import VERSION, Chunks, completion, dumps, sse
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -32,8 +33,8 @@ class EngineServer:
     """A backend on a port. Use as an async context manager.
 
     `api_key`, where set, is asked for on `/v1`, as vLLM's. `refuse_when_paused` answers 503 during a pause (vLLM
-    0.33) where the default lets calls hang (0.32). `port` 0 picks a free one; `base_url` (ending in `/v1`) and `url`
-    hold it once started.
+    0.33) where the default lets calls hang (0.32). `scale_out` is vLLM's --enable-scale-out. `port` 0 picks a free one;
+    `base_url` (ending in `/v1`) and `url` hold it once started.
     """
 
     def __init__(
@@ -45,13 +46,17 @@ class EngineServer:
         api_key: str | None = None,
         any_model: bool = False,
         refuse_when_paused: bool = False,
+        scale_out: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.backend = backend
+        self.owner = "vllm"
+        """What /v1/models calls whoever serves them."""
         self.lifecycle = Lifecycle(refuse_when_paused=refuse_when_paused)
         self._address = (host, port)
         self._api_key = api_key
         self._any_model = any_model
+        self._scale_out = scale_out
         self._clock = clock
         self._runner: web.AppRunner | None = None
         self._started = int(clock())
@@ -96,29 +101,30 @@ class EngineServer:
             return await self._answer_errors(request, handler)
 
         app = web.Application(client_max_size=MAX_BODY, middlewares=[answer_errors])
-        app.add_routes(
-            [
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/inference/v1/generate", self._generate),
-                web.get("/v1/models", self._models),
-                web.post("/tokenize", self._tokenize),
-                web.post("/detokenize", self._detokenize),
-                web.get("/health", self._nothing),
-                web.get("/ping", self._nothing),
-                web.get("/version", self._version),
-                web.get("/metrics", self._metrics),
-                web.post("/pause", self._pause),
-                web.post("/resume", self._resume),
-                web.get("/is_paused", self._is_paused),
-                web.post("/abort_requests", self._abort),
-                web.get("/weight_info", self._weights),
-                web.post("/update_weights", self._update_weights),
-                web.post("/finish_weight_update", self._finish_weights),
-                web.post("/update_weight_version", self._set_version),
-                *self.more_routes(),
-            ]
-        )
+        app.add_routes([*self.routes(), *self.more_routes()])
         return app
+
+    def routes(self) -> list[web.RouteDef]:
+        """vLLM's."""
+        return [
+            web.post("/v1/chat/completions", self._chat),
+            *ScaleOut(self, enabled=self._scale_out, body_of=_body, answer=_json).routes(),
+            web.get("/v1/models", self._models),
+            web.post("/tokenize", self._tokenize),
+            web.post("/detokenize", self._detokenize),
+            web.get("/health", self._health),
+            web.get("/ping", self._nothing),
+            web.get("/version", self._version),
+            web.get("/metrics", self._metrics),
+            web.post("/pause", self._pause),
+            web.post("/resume", self._resume),
+            web.get("/is_paused", self._is_paused),
+            web.post("/abort_requests", self._abort),
+            web.get("/weight_info", self._weights),
+            web.post("/update_weights", self._update_weights),
+            web.post("/finish_weight_update", self._finish_weights),
+            web.post("/update_weight_version", self._set_version),
+        ]
 
     def more_routes(self) -> list[web.RouteDef]:
         """Routes that a subclass adds."""
@@ -131,7 +137,7 @@ class EngineServer:
         try:
             return await handler(request)
         except ApiError as error:
-            return _json(error.body(), error.status, error.headers)
+            return _json(self.told_error(error), error.status, error.headers)
         except web.HTTPException as error:
             return _json({"detail": error.reason}, error.status)
 
@@ -139,7 +145,7 @@ class EngineServer:
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         request = read_chat(await _body(http))
-        self._check_model(request.model)
+        self.check_model(request.model)
         prompt = self.backend.chat.render(
             request.messages,
             request.tools,
@@ -148,25 +154,14 @@ class EngineServer:
             template_kwargs=request.template_kwargs,
         )
         identity = http.headers.get("X-Request-Id") or request.body.get("request_id") or uuid.uuid4().hex[:16]
-        call = self._call(str(identity), prompt, request.sampling, http, request)
-        return await self._run(call, http)
+        call = self.call(str(identity), prompt, request.sampling, http, request)
+        return await self.run(call, http)
 
-    async def _generate(self, http: web.Request) -> web.StreamResponse:
-        fields = Fields(await _body(http))
-        self._check_model(fields.body.get("model"))
-        if "token_ids" not in fields.body:
-            fields.missing("token_ids")
-        prompt = fields.integers("token_ids")
-        fields.check()
-        given = dict(fields.mapping("sampling_params"))
-        asked = given.pop("logprobs", None)
-        sampling = read_sampling(Fields(given | {"logprobs": asked is not None, "top_logprobs": asked or 0}))
-        if fields.flag("stream"):
-            raise ApiError("stream is not supported here", param="stream")
-        call = self._call(str(fields.body.get("request_id") or uuid.uuid4().hex[:16]), prompt, sampling, http, None)
-        return await self._run(call, http)
+    def now(self) -> int:
+        """Seconds since the epoch."""
+        return int(self._clock())
 
-    def _call(
+    def call(
         self, identity: str, prompt: list[int], sampling: Sampling, http: web.Request, request: ChatRequest | None
     ) -> Call:
         room = self.backend.max_model_len - len(prompt)
@@ -191,12 +186,13 @@ class EngineServer:
         limit = room if asked is None else min(asked, room)
         return Call(identity, prompt, sampling, max(limit, 1), request, dict(http.headers))
 
-    async def _run(self, call: Call, http: web.Request) -> web.StreamResponse:
+    async def run(self, call: Call, http: web.Request) -> web.StreamResponse:
         await self.lifecycle.admitted()
         generation = Generation(self.backend, call, self.lifecycle)
         outcome = "failed"
+        aside = self.is_aside(call)
         try:
-            with self.lifecycle.tracking(generation):
+            with nullcontext() if aside else self.lifecycle.tracking(generation):
                 await self.backend.prepare(call)
                 stream = call.request is not None and call.request.stream
                 answer = await (self._streamed(generation, http) if stream else self._whole(generation))
@@ -208,8 +204,21 @@ class EngineServer:
         except Disconnect as cut:
             return _cut(http, cut)
         finally:
-            self.lifecycle.ended(outcome)
+            if not aside:
+                self.lifecycle.ended(outcome)
             self.on_end(call, generation, outcome)
+
+    def is_aside(self, call: Call) -> bool:
+        """Whether `call` is left out of the counts of calls."""
+        return False
+
+    def told_error(self, error: ApiError) -> Json:
+        """The body of a refusal as this server tells it."""
+        return error.body()
+
+    def shaped(self, body: Json, generation: Generation) -> Json:
+        """The body of a chat answer as this server tells it."""
+        return body
 
     def on_end(self, call: Call, generation: Generation, outcome: str) -> None:
         """Called once when a call has ended: `finished`, `aborted` or `failed`."""
@@ -221,8 +230,9 @@ class EngineServer:
                 pass
         created, model = int(self._clock()), self.backend.model
         if call.request is None:
-            return _json(generated(call, model, created, generation.choices[0]))
-        body: Json | str = completion(call, call.request.model or model, created, generation.choices)
+            return _json(generated(generation, model, created))
+        told = completion(call, call.request.model or model, created, generation.choices)
+        body: Json | str = self.shaped(told, generation)
         if call.tamper and isinstance(body, dict):
             body = call.tamper(body)
         return _json(body)
@@ -257,7 +267,7 @@ class EngineServer:
 
     # tokens and models ----------------------------------------------------------------------------------------------
 
-    def _check_model(self, model: object) -> None:
+    def check_model(self, model: object) -> None:
         if self._any_model or model is None or model == self.backend.model:
             return
         message = f"The model `{model}` does not exist. Valid aliases: {self.backend.model}."
@@ -265,7 +275,7 @@ class EngineServer:
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         fields = Fields(await _body(http))
-        self._check_model(fields.body.get("model"))
+        self.check_model(fields.body.get("model"))
         chat = self.backend.chat
         if "messages" in fields.body:
             tools, _ = read_tools(fields)
@@ -288,7 +298,7 @@ class EngineServer:
 
     async def _detokenize(self, http: web.Request) -> web.Response:
         fields = Fields(await _body(http))
-        self._check_model(fields.body.get("model"))
+        self.check_model(fields.body.get("model"))
         if "tokens" not in fields.body:
             fields.missing("tokens")
         ids = fields.integers("tokens")
@@ -301,13 +311,16 @@ class EngineServer:
             "id": name,
             "object": "model",
             "created": self._started,
-            "owned_by": "vllm",
+            "owned_by": self.owner,
             "root": name,
             "parent": None,
         }
         return _json(
             {"object": "list", "data": [model | {"max_model_len": self.backend.max_model_len, "permission": []}]}
         )
+
+    async def _health(self, http: web.Request) -> web.Response:
+        return web.Response(status=200 if self.lifecycle.healthy else 503)
 
     async def _nothing(self, http: web.Request) -> web.Response:
         return web.Response()

@@ -127,31 +127,3 @@ class Chunks:
         if not (self._request.include_usage and self._request.continuous_usage):
             return {}
         return {"usage": usage(len(self._call.prompt_ids), sampled) | {"completion_tokens_details": None}}
-
-
-def generated(call: Call, model: str, created: int, choice: Choice) -> Json:
-    """The body of `/inference/v1/generate`: ids in, ids out."""
-    asked = call.sampling.top_logprobs
-    entries = None
-    if asked is not None:
-        entries = [
-            {"token_id": number, "logprob": entry["logprob"]}
-            for number, entry in zip(choice.ids, choice.entries, strict=True)
-        ]
-    return {
-        "request_id": call.id,
-        "model": model,
-        "created": created,
-        "usage": usage(len(call.prompt_ids), len(choice.ids)),
-        "prompt_logprobs": None,
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": choice.finish,
-                "stop_reason": choice.stop_reason,
-                "token_ids": choice.ids,
-                "weight_versions": choice.spans,
-                "logprobs": None if entries is None else {"content": entries},
-            }
-        ],
-    }
