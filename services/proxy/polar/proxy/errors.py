@@ -11,9 +11,11 @@
     └── EngineError                            becomes CompletionFailed(provider)
         ├── EngineRefused     400, 413, 422    the engine refuses this request
         │   └── PromptTooLong 400              with the counts that a client's compaction goes by
+        ├── ModelUnknown      404              nobody serves the session's model
         ├── EngineAway        503 + Retry-After
+        │   └── EngineUnfit   503 + Retry-After    it failed its self-test: no call of it could be recorded
         ├── EngineTimeout     504
-        ├── EngineFailed      502              5xx, a wrong key, an unknown model
+        ├── EngineFailed      502              5xx, a wrong key
         └── EngineBroken      502              an answer that no record may be made of: lengths differ, no ids, not JSON
 
 A dialect turns a status into its own (Anthropic's overload is 529), in its own shape; overload is never 429, because a
@@ -131,10 +133,28 @@ class PromptTooLong(EngineRefused):
         self.limit = limit
 
 
+class ModelUnknown(EngineError):
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model")
+
+
 class EngineAway(EngineError):
+    """`untouched`: no connection was made, so another engine may be asked in its place."""
+
     status = 503
     code = "engine_unavailable"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None, untouched: bool = False) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.untouched = untouched
+
+
+class EngineUnfit(EngineAway):
+    code = "engine_unfit"
 
 
 class EngineTimeout(EngineError):

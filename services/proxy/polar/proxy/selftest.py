@@ -1,7 +1,8 @@
-"""Finds out what an engine's log-probabilities are: one prompt, one token, at two temperatures.
+"""What an engine is asked before anything of it is captured: one prompt, one token, at two temperatures.
 
-Processed ones are of the distribution that was sampled from, so at temperature T the gap between two tokens shrinks to
-1/T of what it is at 1; raw ones do not move. Pure: the asking is `engine`'s.
+The answer has to have its ids and as many log-probabilities, and shows what these are. Processed ones are of the
+distribution that was sampled from, so at temperature T the gap between two tokens shrinks to 1/T of that at 1; raw
+ones do not move. Pure: the asking is `engine`'s.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from .calls import Json
 from .errors import EngineRefused
 from .sampling import engine_fields, resolve
 
+SELF_TEST = "polar-self-test"
+"""The id of such a request."""
 TEMPERATURES = (1.0, 2.0)
 TOP = 5
 SMALLEST_GAP = 0.05
 """Nats; below it rounding decides."""
 
 
-def probe(model: str, temperature: float) -> Json:
-    """The body of one question."""
+def probe(model: str, temperature: float, token_fields: Json) -> Json:
+    """The body of one question; `token_fields` ask this kind of engine for its tokens."""
     spec = SamplingSpec(temperature=temperature, max_tokens=1)
     return {
         **engine_fields(resolve(spec, Sampling(), n=1, session_id="", call=0)),
         "model": model,
         "messages": [{"role": "user", "content": "Say a word."}],
-        "return_token_ids": True,
-        "logprobs": True,
+        **token_fields,
         "top_logprobs": TOP,
     }
 
