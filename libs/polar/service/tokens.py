@@ -41,6 +41,9 @@ class SessionToken(Part, frozen=True, kw_only=True):
     model: str
     """The name the harness was given."""
     sampling: SamplingSpec = SamplingSpec()
+    capture: Literal["rendered", "token_in"] | None = None
+    keep_reasoning: Literal["as_template", "always"] | None = None
+    """None, of both: as the proxy is set."""
     tenant: str = "default"
     harness: str | None = None
     not_after_ms: int

@@ -69,6 +69,7 @@ BUILDERS = Kind(
     (
         Entry("prefix_merging", True, "builder", "one trace per chain of calls (the paper, section 3.4.2)"),
         Entry("per_request", True, "builder", "one trace per call"),
+        Entry("prefix_tree", True, "builder", "exact traces that say where they branch off each other"),
     ),
     {},
 )

@@ -181,6 +181,9 @@ class ClientHints(Part, frozen=True, kw_only=True):
     request_kind: str | None = None
     """The harness's own word for it: a title, a compaction, a probe."""
     session: str | None = None
+    """The harness's own name for its session."""
+    thread: str | None = None
+    """Which of a session's conversations this is, where the harness names them: a sub-agent has one of its own."""
 
 
 class CallStarted(Event, frozen=True, kw_only=True):
@@ -223,9 +226,24 @@ class CompletionCaptured(Event, frozen=True, kw_only=True):
     usage: dict[str, int] = {}
     retry_of: str | None = None
     context_kind: str | None = None
-    """Against the call it continues, where the proxy knows it: `append`, `rewrite`, `fresh`."""
+    """How its messages stand to the attempt's earlier calls: `append` goes on from one, whose messages and reply (its
+    thinking too) they begin with, and adds no reply of its own; `rewrite` comes after one whose history it changed (a
+    reply or some thinking that was sampled is not there, or one is that was not); `fresh` has no part of one, or asks
+    the same again. Call ids, spacing and empty fields make no difference. Null: not known, because the proxy has
+    forgotten the calls before it or another replica answered them, or its history holds replies of no call."""
     drift: int | None = None
-    """Ids by which this prompt's rendering of the continued call differs from what was sampled."""
+    """Ids by which this prompt differs from what was sampled, counted against the earlier call that it goes on from
+    (the longest whose messages and reply it begins with, thinking aside): 0 exactly where the prompt's ids begin with
+    that call's prompt ids and sampled ids. Else both are aligned, and each stretch that differs counts as many ids as
+    its longer side has; where no alignment is found within 4,096 ids, all the rest of the earlier ids counts. Null:
+    there is no such call, or the proxy does not know it."""
+    capture: str = "rendered"
+    """Where the prompt's ids come from: `rendered` from its messages by the engine, or `token_in`: the exact ids of an
+    earlier prompt and reply, and after them only what is new."""
+    fallback: str | None = None
+    """In a token-in session, why a call with a history was rendered all the same: `history_changed`, `not_remembered`,
+    `reasoning_dropped`, `tools_changed`, `template_changed`, `template_rewrote`, `no_end_of_turn`, `media`,
+    `constraint`, `prefill`, `engine`."""
     complete: bool = True
     """False: the client went away or the engine was cut off; `choices` hold what was generated until then."""
 

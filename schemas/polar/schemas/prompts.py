@@ -231,6 +231,17 @@ class Captured:
         """Bytes it takes in memory, about."""
         return 700 + 50 * len(self.digests) + len(self.ids.data) + 200 * len(self.media)
 
+    def sequence(self) -> TokenIds:
+        """All its ids: its whole prompt's, then its first choice's."""
+        parts, at, wanted = [self.ids], self, self.base_ids
+        while at.base is not None and wanted:
+            at = at.base
+            if wanted > at.base_ids:
+                parts.append(at.ids.slice(0, wanted - at.base_ids))
+                wanted = at.base_ids
+        whole: TokenIds = TokenIds.concat(reversed(parts))
+        return whole
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
@@ -244,6 +255,8 @@ class Draft:
     """Of the prompt's own messages."""
     _tools: bytes | None
     _media: tuple[MediaPart, ...]
+    length: int = 0
+    """Ids of the whole prompt."""
 
     def captured(self, completion_id: str, offset: int, choices: Iterable[Choice]) -> Captured:
         """What later prompts are compared with, once the record with this prompt is acknowledged at `offset`."""
@@ -289,7 +302,7 @@ def delta(prompt: Prompt, history: Iterable[Captured], *, max_chain: int = MAX_C
     if best is not None:
         bases, best.chain = _references(best, max_chain)
     if best is None or saved < REFERENCE_BYTES * len(bases):
-        return Draft(prompt, 0, None, tuple(new.digests), new.tools, tuple(prompt.media))
+        return Draft(prompt, 0, None, tuple(new.digests), new.tools, tuple(prompt.media), len(prompt.ids))
     written = replace(
         prompt,
         ids=prompt.ids.slice(best.ids, len(prompt.ids)),
@@ -299,7 +312,9 @@ def delta(prompt: Prompt, history: Iterable[Captured], *, max_chain: int = MAX_C
         base=bases[0],
         more=bases[1:],
     )
-    return Draft(written, saved, best, tuple(new.digests[best.messages :]), new.tools, tuple(prompt.media))
+    return Draft(
+        written, saved, best, tuple(new.digests[best.messages :]), new.tools, tuple(prompt.media), len(prompt.ids)
+    )
 
 
 @dataclass(slots=True)

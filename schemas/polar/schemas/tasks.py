@@ -135,6 +135,12 @@ class TaskRequest(Event, frozen=True, kw_only=True):
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
     sampling: SamplingSpec = SamplingSpec()
+    capture: Literal["rendered", "token_in"] | None = None
+    """`rendered`: each prompt is rendered from messages; `token_in`: it keeps the exact tokens of the prompt and the
+    reply before it, which needs an engine with --enable-scale-out. None: as the proxy is set (`capture_mode`)."""
+    keep_reasoning: Literal["as_template", "always"] | None = None
+    """With `token_in`, where the chat template strips earlier thinking: `as_template` follows it (the prompt is
+    rendered, and the record says so), `always` keeps the sampled thinking. None: as the proxy is set."""
     group_quorum: int | None = None
     """Decide the group once this many of its sessions have ended with a reward; None: wait for all."""
     group_deadline: float | None = None

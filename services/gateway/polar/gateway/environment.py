@@ -23,6 +23,8 @@ def session_token(event: SessionAssigned, model: str, not_after_ms: int) -> Sess
         sample=event.sample,
         model=model,
         sampling=task.sampling,
+        capture=task.capture,
+        keep_reasoning=task.keep_reasoning,
         tenant=task.tenant,
         harness=task.agent.harness or task.agent.import_path or "",
         not_after_ms=not_after_ms,

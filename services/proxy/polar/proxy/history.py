@@ -1,4 +1,5 @@
-"""What this replica captured and the log acknowledged, per session and attempt: what prompts are written against.
+"""What this replica captured and the log acknowledged, per session and attempt: what prompts are written against, and
+what they go on from.
 
 Promises: a prompt refers only to completions of its own attempt that stood on the log, in its own partition, below its
 call's `CallStarted` (a builder that counts the call then counts its base, wherever the session's close falls between);
@@ -18,6 +19,8 @@ from polar.service.clock import Clock
 from polar.service.tokens import SessionToken
 
 from .metrics import Metrics
+from .token_in.conversation import Conversation
+from .token_in.turns import Found, Kind, Marks, Turns
 
 PURGE_EVERY_S = 30.0
 Key = tuple[str, int]
@@ -31,6 +34,7 @@ class _Attempt:
     """When its token dies."""
     captured: list[Captured] = field(default_factory=list)
     """By offset."""
+    turns: Turns = field(default_factory=Turns)
     size: int = 0
 
 
@@ -41,7 +45,18 @@ class Histories:
     `total_bytes`: of all together; beyond, the one that was quiet longest is forgotten.
     """
 
-    def __init__(self, clock: Clock, metrics: Metrics, *, attempt_bytes: int, attempts: int, total_bytes: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        attempt_bytes: int,
+        attempts: int,
+        total_bytes: int,
+        deltas: bool = True,
+    ) -> None:
+        self.deltas = deltas
+        """Whether prompts are written as drafted; else they are written whole, and drafts save memory only."""
         self._clock = clock
         self._metrics = metrics
         self._attempt_bytes = attempt_bytes
@@ -68,12 +83,26 @@ class Histories:
             self._attempts.move_to_end(key)
             history = [one for one in attempt.captured if one.offset < started.offset]
         draft = delta(prompt, history)
-        self._metrics.prompts.labels("whole" if draft.prompt.base is None else "delta").inc()
-        self._metrics.prompt_bytes_saved.inc(draft.saved)
+        self._metrics.prompts.labels("delta" if self.deltas and draft.prompt.base is not None else "whole").inc()
+        self._metrics.prompt_bytes_saved.inc(draft.saved if self.deltas else 0)
         return draft
 
-    def add(self, token: SessionToken, draft: Draft, record: CompletionCaptured, at: RecordRef) -> None:
-        """The log has acknowledged `record`, whose prompt is the draft's, at `at`."""
+    def find(self, token: SessionToken, conversation: Conversation) -> tuple[Found | None, Kind | None]:
+        """The call that `conversation` goes on from, and how it stands to the attempt's calls, as far as remembered."""
+        attempt = self._attempts.get((token.session_id, token.attempt))
+        turns = Turns() if attempt is None else attempt.turns
+        found = turns.find(conversation)
+        return found, turns.kind(conversation, found)
+
+    def add(
+        self,
+        token: SessionToken,
+        draft: Draft,
+        record: CompletionCaptured,
+        at: RecordRef,
+        marks: Marks | None = None,
+    ) -> None:
+        """The log has acknowledged `record`, whose prompt is the draft's, at `at`; `marks`: for `find`."""
         captured = draft.captured(record.completion_id, at.offset, record.choices)
         if self._clock.monotonic() - self._purged > PURGE_EVERY_S:
             self.purge()
@@ -91,9 +120,12 @@ class Histories:
             attempt = self._attempts[key] = _Attempt(at.partition, token.not_after_ms)
         insort(attempt.captured, captured, key=lambda one: one.offset)  # one acknowledgement may overtake another
         attempt.until_ms = max(attempt.until_ms, token.not_after_ms)
-        attempt.size += captured.size
+        size = captured.size
+        if marks is not None:
+            size += attempt.turns.add(marks, captured, record, draft.length)
+        attempt.size += size
         self._attempts.move_to_end(key)
-        self._count(captured.size)
+        self._count(size)
         while len(self._attempts) > self._most or self._size > self._total_bytes:
             self._forget(next(iter(self._attempts)))
 
