@@ -351,7 +351,7 @@ async def test_raw_logprobs_are_found_out_and_refused_at_another_temperature(eng
         with pytest.raises(openai.BadRequestError) as raised:
             await client.chat.completions.create(model="m", messages=USER)
     assert raised.value.code == "logprobs_mode"
-    assert [call.id for call in engine.calls].count("polar-self-test") == 2
+    assert engine.scripted.probed == 2
     assert failed(await door.settled("hot")).failure.kind is FailureKind.PROVIDER
 
 

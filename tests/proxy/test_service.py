@@ -63,9 +63,7 @@ async def test_a_session_stays_with_its_engine_and_moves_when_it_is_gone(engine_
     session = next(name for name, place in places.items() if place == used.base_url)
     await used.__aexit__(None, None, None)
     async with door.client(session) as client:
-        with pytest.raises(Exception, match="does not accept connections"):
-            await ask(client, stream=False, messages=USER)
-        await ask(client, stream=False, messages=USER)
+        await ask(client, stream=False, messages=USER)  # nothing had begun there, so it is asked elsewhere at once
     assert captured_at((await door.settled(session))[-2:]) != used.base_url
 
 

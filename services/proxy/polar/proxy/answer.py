@@ -1,4 +1,4 @@
-"""vLLM's answer to a chat call, whole or as chunks, gathered into one checked `Reply`.
+"""An engine's answer to a chat call, whole or as chunks, gathered into one checked `Reply`. vLLM's, and SGLang's.
 
 Promises: every id has its own log-probability, in the order sampled, or `EngineBroken`; the same tokens give the same
 reply whether they came whole or streamed (as far as the engine's own tool parser does). Pure: bytes of JSON in, deltas
@@ -52,6 +52,12 @@ class _Span(msgspec.Struct):
     end: int
 
 
+class _Meta(msgspec.Struct):
+    """SGLang's `meta_info`, which has the ids: of each token log-probability, id and perhaps its text."""
+
+    output_token_logprobs: list[tuple[float, int, str | None]] | None = None
+
+
 class _Choice(msgspec.Struct):
     index: int = 0
     message: _Message | None = None
@@ -61,6 +67,26 @@ class _Choice(msgspec.Struct):
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     weight_versions: list[_Span] | None = None
+    meta_info: _Meta | None = None
+    prompt_token_ids: list[int] | None = None
+    matched_stop: int | str | None = None
+    """SGLang's names of what vLLM tells of the answer, or as `stop_reason`."""
+
+    def sampled(self) -> tuple[list[int], list[Entry]]:
+        """Ids and log-probability entries."""
+        entries = (self.logprobs.content if self.logprobs is not None else None) or []
+        meta = self.meta_info.output_token_logprobs if self.meta_info is not None else None
+        if self.token_ids is not None or meta is None:
+            return self.token_ids or [], entries
+        if len(entries) != len(meta):
+            entries = [Entry(text or "", logprob) for logprob, _, text in meta]
+        ids = [token for _, token, _ in meta]
+        # the values beside the ids are the ones to go by; the others hold their texts and alternatives
+        told = [
+            Entry(entry.token, logprob, entry.bytes, entry.top_logprobs)
+            for entry, (logprob, _, _) in zip(entries, meta, strict=True)
+        ]
+        return ids, told
 
 
 class _Body(msgspec.Struct):
@@ -143,35 +169,46 @@ class Answer:
         if body.error is not None:
             raise told_error(body.error)
         if body.prompt_token_ids is not None:
-            if self._prompt is not None and self._prompt != body.prompt_token_ids:
-                raise EngineBroken("the engine tells two different prompts in one answer")
-            self._prompt = body.prompt_token_ids
+            self._prompted(body.prompt_token_ids)
         if body.usage is not None:
             self._usage = _usage(body.usage)
         if body.system_fingerprint is not None:
             self._fingerprint = body.system_fingerprint
-        deltas = [self._take(choice) for choice in body.choices]
-        return [delta for delta in deltas if not delta.empty]
+        deltas = []
+        for choice in body.choices:
+            delta = self._take(choice)
+            if not delta.empty:
+                deltas.append(delta)
+        return deltas
+
+    def _prompted(self, prompt: list[int]) -> None:
+        if self._prompt is not None and self._prompt != prompt:
+            raise EngineBroken("the engine tells two different prompts in one answer")
+        self._prompt = prompt
 
     def _take(self, told: _Choice) -> Delta:
         if not 0 <= told.index < len(self._choices):
             raise EngineBroken(f"the engine answers choice {told.index}; {len(self._choices)} were asked for")
         choice = self._choices[told.index]
-        ids = told.token_ids or []
-        entries = (told.logprobs.content if told.logprobs is not None else None) or []
+        if told.prompt_token_ids is not None:
+            self._prompted(told.prompt_token_ids)
+        ids, entries = told.sampled()
         if len(ids) != len(entries):
             raise EngineBroken(
                 f"the engine tells {len(ids)} token ids with {len(entries)} log-probabilities; "
-                "it must support return_token_ids and logprobs (vLLM 0.11 or newer)"
+                "it must support logprobs with return_token_ids (vLLM 0.11 or newer), or return_meta_info (SGLang "
+                "0.5.13 or newer)"
             )
-        if any(not math.isfinite(entry.logprob) for entry in entries):
-            raise EngineBroken("the engine tells a log-probability that is no number")
+        for entry in entries:
+            if not math.isfinite(entry.logprob):
+                raise EngineBroken("the engine tells a log-probability that is no number")
+            choice.logprobs.append(entry.logprob)
         choice.ids += ids
-        choice.logprobs += [entry.logprob for entry in entries]
         if self._keep_entries:
             choice.entries += entries
         if told.finish_reason is not None:
-            choice.finish, choice.stop = told.finish_reason, told.stop_reason
+            choice.finish = told.finish_reason
+            choice.stop = told.matched_stop if told.stop_reason is None else told.stop_reason
         if told.weight_versions:
             choice.versions = told.weight_versions
         message = told.message or told.delta or _Message()
@@ -180,12 +217,12 @@ class Answer:
             choice.content.append(content)
         if reasoning:
             choice.reasoning.append(reasoning)
-        tools = [self._tool(choice, i, tool) for i, tool in enumerate(message.tool_calls or ())]
+        tools = message.tool_calls
         return Delta(
             index=told.index,
             content=content,
             reasoning=reasoning,
-            tools=tools,
+            tools=[self._tool(choice, i, tool) for i, tool in enumerate(tools)] if tools else (),
             entries=entries if self._keep_entries else (),
         )
 
@@ -209,7 +246,10 @@ class Answer:
             EngineBroken: no prompt ids, a choice without an end, or a count that differs from the engine's own.
         """
         if not self._prompt:
-            raise EngineBroken("the engine tells no prompt ids; it must support return_token_ids (vLLM 0.11 or newer)")
+            raise EngineBroken(
+                "the engine tells no prompt ids; it must support return_token_ids (vLLM 0.11 or newer), or "
+                "return_prompt_token_ids (SGLang 0.5.13 or newer)"
+            )
         if not partial:
             self._check_ended()
         try:

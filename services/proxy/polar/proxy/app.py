@@ -6,7 +6,7 @@ engine; neither paths (they may hold keys) nor bodies are logged.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
@@ -34,7 +34,9 @@ TELEMETRY = (
 
 
 class Routes:
-    """The handlers. `ready` says whether calls are taken; `new_id` makes the id of an answer that is no call's."""
+    """The handlers. `ready` says whether calls are taken; `new_id` makes the id of an answer that is no call's; `more`
+    are routes of others.
+    """
 
     def __init__(
         self,
@@ -45,11 +47,13 @@ class Routes:
         *,
         ready: Callable[[], bool],
         new_id: Callable[[], str],
+        more: Iterable[web.RouteDef] = (),
     ) -> None:
         self._sessions = sessions
         self._generations = generations
         self._metrics = metrics
         self._ready = ready
+        self._more = tuple(more)
         self._new_id = new_id
         self._chat = OpenAIChat()
         self._anthropic = AnthropicMessages()
@@ -71,7 +75,7 @@ class Routes:
                 return self._error(request, as_told(error))
 
         app = web.Application(client_max_size=max_body_bytes, middlewares=[answer_errors])
-        app.add_routes([web.get("/health", self._health), web.get("/ready", self._readiness)])
+        app.add_routes([web.get("/health", self._health), web.get("/ready", self._readiness), *self._more])
         for prefix in ("", KEY_PREFIX):
             app.add_routes(
                 [

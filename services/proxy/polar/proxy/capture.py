@@ -86,7 +86,8 @@ class Bracket:
     """One call. `async with` opens it; leaving it writes the end that its body has not written.
 
     `settled` is called once nothing of this call is left to write. `answered` says whether the client has its status
-    already, which is then 200 whatever the failure; else `status` says what its dialect makes of an error's.
+    already, which is then 200 whatever the failure; else `status` says what its dialect makes of an error's, None where
+    there is no client.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Bracket:
         settled: Callable[[], None],
         *,
         answered: Callable[[], bool] = lambda: False,
-        status: Callable[[ProxyError], int] = lambda error: error.status,
+        status: Callable[[ProxyError], int | None] = lambda error: error.status,
     ) -> None:
         self.started = started
         self._recorder = recorder

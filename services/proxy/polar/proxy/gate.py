@@ -5,7 +5,7 @@ reasoning go out as they come, and held back until the broker's acknowledgement 
 
 - the character that closes a tool call's arguments, and everything of that choice after it;
 - the beginning of a tool call after text or after another call, since it closes what stood before it;
-- white space before anything else, since before a tool call it is no text at all.
+- white space before anything else, since beside tool calls alone it is no text at all.
 
 Finish reason and usage are no deltas: a dialect tells them with the reply. What reasoning is followed by does not close
 anything that a client acts on. Pure: deltas in, deltas out; all of them in order, each once.
@@ -14,7 +14,9 @@ anything that a client acts on. Pure: deltas in, deltas out; all of them in orde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from .calls import Delta, ToolDelta
 
@@ -71,6 +73,9 @@ class Gate:
     def admit(self, delta: Delta) -> Delta | None:
         """What of `delta` may go out now; the rest is held."""
         choice = self._choices[delta.index]
+        goes_on = not (delta.reasoning if choice.text else delta.content)
+        if goes_on and choice.call is None and not (delta.tools or choice.held):
+            return delta  # nearly all: text goes on after text, reasoning before any
         choice.calls = choice.calls or bool(delta.tools)
         if choice.held or (choice.call is not None and (delta.content or delta.reasoning)):
             choice.held.append(delta)
@@ -111,8 +116,12 @@ class Gate:
         """What was held, in order, to be told once the call is on the log."""
         found: list[Delta] = []
         for index, choice in enumerate(self._choices):
-            if choice.blank and not choice.calls:
-                found.append(Delta(index=index, content=choice.blank))
-            found += choice.held
+            if choice.calls and not choice.text and not any(delta.content.strip() for delta in choice.held):
+                # white space is all the text there is beside the calls, which the engine does not call one
+                kept = [replace(delta, content="") for delta in choice.held]
+                found += [delta for delta in kept if not delta.empty]
+            else:
+                found += [Delta(index=index, content=choice.blank)] if choice.blank else []
+                found += choice.held
             choice.held, choice.blank = [], ""
         return found

@@ -7,14 +7,17 @@ import asyncio
 from aiohttp import web
 from msgspec.structs import replace
 
-from polar.schemas import CallStarted, sha256
+from polar.schemas import CallStarted, ClientHints, sha256
 from polar.service.randomness import new_id
 from polar.service.tokens import SessionToken
 
+from .calls import Call
 from .dialects import Counting, Dialect, Limits
-from .errors import BadRequest
+from .errors import BadRequest, EngineError
 from .generation import Deps, Generation, placed
-from .record import reply_room
+from .joining import Key
+from .record import hints, reply_room
+from .resends import resend_key
 from .sampling import resolve
 from .slots import Slots
 
@@ -45,23 +48,38 @@ class Generations:
         try:
             body = await self._body(request)
             call = dialect.parse(body, self._limits)
-            if call.unknown:
-                deps.metrics.unknown_fields.labels(dialect.name).inc(call.unknown)
-            if call.dropped:
-                deps.metrics.dropped.labels(dialect.name).inc(len(call.dropped))
-            number = deps.sessions.next_call(token, call.turns)
-            sampling = resolve(token.sampling, call.asked, n=call.n, session_id=token.session_id, call=number)
-            endpoint = deps.engines.of(token.session_id)
-            room = reply_room(
-                call,
-                max_model_len=endpoint.max_model_len,
-                max_tokens=sampling.max_tokens,
-                limit=deps.max_record_bytes,
-            )
-            sampling = replace(sampling, max_tokens=room)
+            said = hints(request.headers, call.marks, call.messages, call.tools)
+            resend = resend_key(token, dialect.name, request.raw_path, said, sha256(body))
+            earlier = deps.resends.join(resend)
+            if earlier is None:
+                generation = self._new(dialect, token, call, said, resend)
         except BaseException:
             free()
             raise
+        if earlier is not None:
+            free()  # the call that is joined has a slot of its own, or needs none any more
+            request[REQUEST_ID] = earlier.told.completion_id
+            return await deps.resends.answer_again(earlier, request, dialect, call)
+        request[REQUEST_ID] = generation.told.completion_id
+        return await deps.resends.answer(generation, request, dialect, call, resend, free)
+
+    def _new(self, dialect: Dialect, token: SessionToken, call: Call, said: ClientHints, resend: Key) -> Generation:
+        """The call that a request asks for, which has not begun."""
+        deps = self._deps
+        if call.unknown:
+            deps.metrics.unknown_fields.labels(dialect.name).inc(call.unknown)
+        if call.dropped:
+            deps.metrics.dropped.labels(dialect.name).inc(len(call.dropped))
+        number = deps.sessions.next_call(token, call.turns)
+        sampling = resolve(token.sampling, call.asked, n=call.n, session_id=token.session_id, call=number)
+        endpoint = deps.engines.of(token.session_id, token.model).endpoint
+        room = reply_room(
+            call,
+            max_model_len=endpoint.max_model_len,
+            max_tokens=sampling.max_tokens,
+            limit=deps.max_record_bytes,
+        )
+        sampling = replace(sampling, max_tokens=room)
         started = CallStarted(
             completion_id=new_id(deps.clock, deps.randomness),
             session_id=token.session_id,
@@ -70,9 +88,17 @@ class Generations:
             dialect=dialect.name,
             at_ms=deps.clock.now_ms(),
         )
-        request[REQUEST_ID] = started.completion_id
-        generation = Generation(deps, request, dialect, token, call, sampling, endpoint, started, sha256(body))
-        return await generation.run(free)
+        return Generation(
+            deps,
+            token,
+            call,
+            sampling,
+            endpoint,
+            started,
+            request_sha256=resend.body,
+            said=said,
+            retry_of=deps.resends.retried(resend),
+        )
 
     async def count(self, request: web.Request, dialect: Counting, key: str | None) -> web.Response:
         """Answer a request that only counts its prompt: nothing is generated, nothing captured."""
@@ -81,7 +107,7 @@ class Generations:
         free = self._slots.take()
         try:
             call = dialect.parse_count(await self._body(request), self._limits)
-            endpoint = deps.engines.of(token.session_id)
+            endpoint = deps.engines.of(token.session_id, token.model).endpoint
             count = await endpoint.count(await placed(call, endpoint, deps.settings.late_system))
         finally:
             free()
@@ -89,7 +115,10 @@ class Generations:
 
     def max_model_len(self, token: SessionToken) -> int | None:
         """What the session's engine takes of prompt and reply together, as far as it is known by now."""
-        return self._deps.engines.of(token.session_id).max_model_len
+        try:
+            return self._deps.engines.of(token.session_id, token.model).endpoint.max_model_len
+        except EngineError:
+            return None
 
     async def _body(self, request: web.Request) -> bytes:
         try:
@@ -97,3 +126,5 @@ class Generations:
                 return await request.read()
         except TimeoutError:
             raise BadRequest("The request's body did not come in time.", status=408) from None
+        except web.RequestPayloadError:
+            raise BadRequest("The request's body is not what its headers say of its coding or length.") from None

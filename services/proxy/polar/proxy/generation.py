@@ -1,7 +1,8 @@
-"""One call under way: bracket, engine, capture, reply, in that order.
+"""One call under way: bracket, engine, capture, in that order.
 
-What a client is told, and when, is decided here and nowhere else: text as it comes (live), and nothing that closes
-before the broker's word. Live and synthetic differ in one step, how the engine is asked.
+What may be told, and when, is decided here and nowhere else: text as it comes (live), and nothing that closes before
+the broker's word. Live and synthetic differ in one step, how the engine is asked. It does not know who listens
+(`telling`), nor whether somebody still does (`resends`).
 """
 
 from __future__ import annotations
@@ -12,31 +13,35 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
-from aiohttp import web
 from msgspec.structs import replace
 
-from polar.schemas import CallStarted, CompletionCaptured, RecordRef, Sampling
+from polar.schemas import CallStarted, ClientHints, CompletionCaptured, RecordRef, Sampling
 from polar.service.clock import Clock
 from polar.service.randomness import Randomness
 from polar.service.tokens import SessionToken
 
+from . import spelling
 from .answer import Answer
+from .audience import Audience, Outcome
 from .calls import Call, Reply
 from .capture import Acknowledged, Bracket, Recorder
-from .dialects import Dialect, StreamEncoder, Told
-from .early import Stop, count_first, measured
-from .engine import Endpoint, Engines, cache_salt, request_body
-from .errors import ClientGone, EngineAway, EngineBroken, EngineError, PromptTooLong, ProxyError, as_told
+from .dialects import Told
+from .early import Prompted, Stop, count_first, measured
+from .engine import Endpoint
+from .errors import EngineAway, EngineBroken, EngineError, PromptTooLong, ProxyError
 from .gate import Gate
 from .history import Histories
 from .metrics import Metrics
 from .placing import fold_late_system, has_late_system
-from .record import Facts, captured, hints
-from .reply import StreamedReply
+from .record import Facts, captured
+from .resends import Resends
 from .sampling import engine_fields
 from .selftest import check_mode
 from .sessions import Sessions
 from .settings import ProxySettings
+from .token_in.continuing import Context, Continuing
+from .upstreams.engines import Engines
+from .upstreams.place import Place
 
 CUT = ("abort", "error")
 """Finish reasons of a reply that the engine did not let end."""
@@ -50,8 +55,9 @@ class Deps:
     sessions: Sessions
     recorder: Recorder
     engines: Engines
-    histories: Histories | None
-    """None: prompts are written whole."""
+    histories: Histories
+    continuing: Continuing
+    resends: Resends
     metrics: Metrics
     clock: Clock
     randomness: Randomness
@@ -73,71 +79,60 @@ class Generation:
     def __init__(
         self,
         deps: Deps,
-        request: web.Request,
-        dialect: Dialect,
         token: SessionToken,
         call: Call,
         sampling: Sampling,
         endpoint: Endpoint,
         started: CallStarted,
+        *,
         request_sha256: str,
+        said: ClientHints,
+        retry_of: str | None = None,
     ) -> None:
+        self.told = Told(started.completion_id, started.at_ms // 1000, call.model)
+        self.choices = call.n
         self._deps = deps
-        self._request = request
-        self._dialect = dialect
         self._token = token
         self._call = call
         self._sampling = sampling
         self._endpoint = endpoint
         self._started = started
         self._request_sha256 = request_sha256
-        self._told = Told(started.completion_id, started.at_ms // 1000, call.model)
+        self._said = said
+        self._retry_of = retry_of
         self._answer = Answer(call.n, keep_entries=call.logprobs)
         self._gate = Gate(call.n)
         self._stop = Stop()
         self._facts: Facts | None = None
+        self._context: Context | None = None
         self._before: str | None = None
         self._first_token_ms: int | None = None
 
-    async def run(self, settled: Callable[[], None]) -> web.StreamResponse:
-        """Answer the request; `settled` is called when nothing of the call is left to write to the log."""
-        if not self._call.stream:
-            bracket = Bracket(self._deps.recorder, self._started, settled, status=self._dialect.status)
-            with self._counted():
-                reply = await self._bracketed(bracket, None, None)
-            body = self._dialect.reply(self._call, self._told, reply)
-            headers = self._dialect.headers(self._started.completion_id)
-            return web.Response(body=body, content_type="application/json", headers=headers)
-        settings = self._deps.settings
-        encoder = self._dialect.stream(self._call, self._told)
-        async with StreamedReply(
-            self._request,
-            encoder,
-            self._deps.clock,
-            headers=self._dialect.headers(self._started.completion_id),
-            early_headers_after=settings.early_headers_after,
-            keepalive_every=settings.keepalive_every,
-            before_early=lambda: count_first(self._endpoint, self._call, encoder, self._stop),
-        ) as out:
-            bracket = Bracket(
-                self._deps.recorder,
-                self._started,
-                settled,
-                answered=lambda: out.opened,
-                status=self._dialect.status,
-            )
-            try:
-                with self._counted():
-                    reply = await self._bracketed(bracket, encoder, out)
-                rest = self._gate.rest() if self._live else reply.deltas()
-                return await out.end(encoder.deltas(rest) + encoder.finish(reply))
-            except ClientGone:
-                return out.response
-            except Exception as error:
-                if await out.silent():
-                    raise
-                # a second answer cannot follow the first one's headers, so a bug ends here too
-                return await out.end(encoder.error(as_told(error)))
+    async def before_early(self, encoder: Prompted) -> bool:
+        """Whether headers may go out that an error then cannot have: `early.count_first`."""
+        return await count_first(self._endpoint, self._call, encoder, self._stop)
+
+    async def made(self, audience: Audience, settled: Callable[[], None]) -> Outcome:
+        """Generate and capture; `settled` is called when nothing of the call is left to write to the log.
+
+        Raises:
+            ProxyError: what the client is to be told instead of a reply.
+        """
+        try:
+            place = self._deps.engines.place(self._token.session_id, self._token.model)
+        except BaseException:
+            settled()  # nothing has begun
+            raise
+        place.cut = self._stop
+
+        def over() -> None:
+            place.leave()
+            settled()
+
+        bracket = Bracket(self._deps.recorder, self._started, over, answered=audience.answered, status=audience.status)
+        with self._counted():
+            reply = await self._bracketed(bracket, audience, place)
+        return Outcome(reply, self._gate.rest() if self._live else reply.deltas())
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -152,16 +147,17 @@ class Generation:
             outcome = "client_gone"
             raise
         finally:
-            self._deps.metrics.calls.labels(self._dialect.name, outcome).inc()
+            self._deps.metrics.calls.labels(self._call.dialect, outcome).inc()
 
-    async def _bracketed(self, bracket: Bracket, encoder: StreamEncoder | None, out: StreamedReply | None) -> Reply:
+    async def _bracketed(self, bracket: Bracket, audience: Audience, place: Place) -> Reply:
         """From `CallStarted` to the acknowledged capture: what comes after may close."""
         async with bracket:
             try:
                 with self._stop.here(), self._deps.sessions.running(self._token):
-                    await self._asked(encoder, out)
-                reply = self._answer.reply()
+                    await self._asked(audience, place)
+                reply = self._answer.reply() if self._live else spelling.as_written(self._answer.reply(), self._call)
                 after = await self._version_after(reply)
+                place.leave()
             except (ProxyError, asyncio.CancelledError) as error:
                 self._keep_partial(bracket, error)
                 raise
@@ -174,16 +170,26 @@ class Generation:
 
     @property
     def _live(self) -> bool:
-        return self._call.stream and self._deps.settings.stream_mode == "live"
+        live = self._call.stream and self._deps.settings.stream_mode == "live"
+        exact = self._context is not None and self._context.exact  # such a reply is read when it is whole
+        return live and self._endpoint.streams_tokens and not exact
 
-    async def _asked(self, encoder: StreamEncoder | None, out: StreamedReply | None) -> None:
-        try:
-            await self._ask(encoder, out)
-        except PromptTooLong as error:
-            raise await measured(error, self._endpoint, self._call) from None
+    async def _asked(self, audience: Audience, place: Place) -> None:
+        """Ask an engine; another one, or once more after a pause, where it has not begun with the call."""
+        while True:
+            self._endpoint = await place.seated()
+            try:
+                return await self._ask(audience)
+            except PromptTooLong as error:
+                if error.tokens is not None:
+                    raise
+                raise await measured(error, self._endpoint, self._call) from None
+            except EngineAway as error:
+                if not await place.again(error):
+                    raise
 
-    async def _ask(self, encoder: StreamEncoder | None, out: StreamedReply | None) -> None:
-        """Ask the engine; in live mode, tell the client what may be told meanwhile."""
+    async def _ask(self, audience: Audience) -> None:
+        """Ask the engine; in live mode, tell the audience what may be told meanwhile."""
         deps, token, endpoint = self._deps, self._token, self._endpoint
         engine = await endpoint.identity()
         check_mode(engine.logprobs_mode, self._sampling.temperature)
@@ -195,38 +201,43 @@ class Generation:
             sampling=self._sampling,
             engine=engine,
             request_sha256=self._request_sha256,
-            hints=hints(self._request.headers, self._call.marks),
+            hints=self._said,
             image_token=deps.settings.image_token_id,
+            retry_of=self._retry_of,
         )
         self._before = await endpoint.weight_version()
-        body = request_body(
-            self._call,
-            engine.model,
-            engine_fields(self._sampling),
-            cache_salt=cache_salt(token.tenant, self._before),
-        )
+        body = endpoint.body(self._call, engine_fields(self._sampling), tenant=token.tenant, version=self._before)
         left = max((token.not_after_ms - deps.clock.now_ms()) / 1000, 0.001)
         timeout = min(deps.settings.call_timeout, left)
         request_id = self._started.completion_id
+        self._context = await deps.continuing.context(
+            token, self._call, endpoint, body, request_id=request_id, timeout=timeout
+        )
+        if not self._live:
+            self._answer = Answer(self._call.n, keep_entries=spelling.wanted(self._call))
+        if self._context.exact:
+            await self._context.generate(self._answer)
+            return
         if not self._live:
             await endpoint.whole(body, self._answer, request_id=request_id, timeout=timeout)
             return
-        assert encoder is not None
-        assert out is not None
         stream = endpoint.stream(body, self._answer, request_id=request_id, timeout=timeout)
         async with aclosing(stream) as arrivals:
             async for deltas in arrivals:
                 if self._first_token_ms is None and self._answer.sampled:
                     self._first_token_ms = deps.clock.now_ms()
                 if self._answer.prompt_tokens is not None:
-                    encoder.prompt(self._answer.prompt_tokens)
+                    audience.prompt(self._answer.prompt_tokens)
                 told = [passed for delta in deltas if (passed := self._gate.admit(delta)) is not None]
-                if data := encoder.deltas(told):
-                    await out.send(data)
+                if told:
+                    await audience.tell(told)
 
     async def _version_after(self, reply: Reply) -> str | None:
         """The engine's word on its weights after the call, where its answer does not tell."""
-        if self._before is None or all(choice.versions for choice in reply.choices):
+        told = [choice.versions[-1].version for choice in reply.choices if choice.versions]
+        if told:
+            self._endpoint.version = told[-1]
+        if self._before is None or len(told) == len(reply.choices):
             return None
         try:
             return await self._endpoint.weight_version()
@@ -253,14 +264,14 @@ class Generation:
     ) -> tuple[CompletionCaptured, Acknowledged | None]:
         """`record` with its prompt as it is to be written, and who is told where it stands."""
         histories, token, sessions = self._deps.histories, self._token, self._deps.sessions
-        if histories is None:
-            return record, None
+        assert self._context is not None
+        record, marks = self._deps.continuing.measured(self._context, record), self._context.marks()
         draft = histories.draft(token, bracket.at, record.prompt)
-        written = replace(record, prompt=draft.prompt)
+        written = replace(record, prompt=draft.prompt) if histories.deltas else record
 
         def acknowledged(at: RecordRef) -> None:
             if not sessions.over(token):
-                histories.add(token, draft, written, at)
+                histories.add(token, draft, written, at, marks)
 
         return written, acknowledged
 

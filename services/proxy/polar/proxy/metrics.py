@@ -28,6 +28,21 @@ class Metrics:
         self.history_bytes = Gauge(
             "polar_proxy_history_bytes", "Held of earlier calls, for prompts to refer to.", registry=registry
         )
+        self.contexts = Counter(
+            "polar_proxy_contexts",
+            "Calls by how their prompts stand to earlier calls, and whether their ids begin with what was sampled.",
+            ["kind", "ids"],
+            registry=registry,
+        )
+        self.drifted_ids = Counter(
+            "polar_proxy_drifted_ids", "Ids by which prompts differed from what was sampled.", registry=registry
+        )
+        self.fallbacks = Counter(
+            "polar_proxy_token_in_fallbacks",
+            "Calls of token-in sessions whose prompt was rendered from messages all the same, by reason.",
+            ["reason"],
+            registry=registry,
+        )
         self.unknown_fields = Counter(
             "polar_proxy_unknown_fields", "Request fields that were passed over.", ["dialect"], registry=registry
         )
@@ -36,6 +51,23 @@ class Metrics:
             "Tools, traces of tools and thinking that only a provider could make use of, and that were left out.",
             ["dialect"],
             registry=registry,
+        )
+        self.joins = Counter(
+            "polar_proxy_joins",
+            "Requests that joined an earlier call whose client had gone, by how far that call was.",
+            ["call"],
+            registry=registry,
+        )
+        self.orphans = Counter(
+            "polar_proxy_orphans", "Calls that ended with no client, by how.", ["outcome"], registry=registry
+        )
+        self.retries = Counter(
+            "polar_proxy_retries",
+            "Calls with the body of an earlier one whose client did not get all of its reply.",
+            registry=registry,
+        )
+        self.resend_bytes = Gauge(
+            "polar_proxy_resend_bytes", "Held of replies whose clients may come back for them.", registry=registry
         )
         self.ack = Histogram(
             "polar_proxy_ack_seconds",

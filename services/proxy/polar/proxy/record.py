@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,8 +23,8 @@ from polar.schemas import (
 )
 from polar.service.tokens import SessionToken
 
-from .calls import Call, Reply, ReplyChoice
-from .dialects.quirks import marked
+from .calls import Call, Json, Reply, ReplyChoice
+from .dialects.marks import known_by, marked
 from .errors import BadRequest, RecordRefused
 from .media import place
 from .sampling import constraints
@@ -39,10 +39,16 @@ FIXED_BYTES = 16 * 1024
 """Ids, sampling, engine and the like, generously."""
 
 
-def hints(headers: Mapping[str, str], marks: Mapping[str, str]) -> ClientHints:
-    """What a client says of its call: in headers, else in its body (`marks`)."""
-    said = {**marks, **marked(headers)}
+def hints(
+    headers: Mapping[str, str],
+    marks: Mapping[str, str],
+    messages: Sequence[Json] = (),
+    tools: Sequence[Json] | None = None,
+) -> ClientHints:
+    """What a client says of its call: in headers, else in its body (`marks`), else by the prompt that it always sends
+    for calls of that kind."""
     agent = headers.get("User-Agent")
+    said = {**known_by(agent or "", messages, tools or ()), **marks, **marked(headers)}
     return ClientHints(
         user_agent=agent[:HINT_LENGTH] if agent else None, **{name: text[:HINT_LENGTH] for name, text in said.items()}
     )
@@ -107,6 +113,8 @@ class Facts:
     hints: ClientHints
     image_token: int | None = None
     """The id that stands for a piece of an image."""
+    retry_of: str | None = None
+    """The call with an equal body whose client did not get all of its reply."""
 
 
 def captured(
@@ -161,5 +169,6 @@ def captured(
         constraints=constraints(call, facts.sampling),
         engine=facts.engine,
         usage=reply.usage,
+        retry_of=facts.retry_of,
         complete=complete,
     )

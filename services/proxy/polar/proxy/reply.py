@@ -95,9 +95,10 @@ class StreamedReply:
         try:
             if not self.response.prepared:
                 await self.response.prepare(self._request)
-            await self.response.write(data)
             if last:
-                await self.response.write_eof()
+                await self.response.write_eof(data)
+            else:
+                await self.response.write(data)
         except OSError as error:
             raise ClientGone("the client closed its connection") from error
         self._said = self._clock.monotonic()
@@ -117,3 +118,28 @@ class StreamedReply:
                 await self._clock.sleep(max(self._every - quiet, 0.01))
         except ClientGone:
             return  # the client is gone, and the handler is told so by its cancellation
+
+
+async def finished(request: web.Request, response: web.Response) -> bool:
+    """Write a whole answer; whether its client was there to the end."""
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+    except OSError:
+        return False
+    return await handed_over(request)
+
+
+async def handed_over(request: web.Request) -> bool:
+    """Wait until the operating system has all that was written; whether the connection still stands then."""
+    transport = request.transport
+    if transport is not None and transport.get_write_buffer_size():
+        # by itself it goes on buffering, and a connection that breaks then breaks unseen
+        transport.set_write_buffer_limits(high=0)
+        try:
+            await request.writer.drain()
+        except OSError:
+            return False
+        finally:
+            transport.set_write_buffer_limits()
+    return transport is not None and request.transport is transport and not transport.is_closing()

@@ -27,15 +27,21 @@ from polar.service.randomness import Randomness, SystemRandomness, new_id
 from .app import Routes
 from .capture import Recorder, Sender
 from .dialects.responses import Responses
-from .engine import Engines
-from .errors import EngineError
 from .generate import Generations
 from .generation import Deps
 from .history import Histories
 from .metrics import Metrics
+from .resends import Resends
 from .sessions import Sessions
 from .settings import ProxySettings
 from .slots import Slots
+from .token_in.continuing import Continuing
+from .upstreams.engines import Engines
+from .upstreams.keeper import Keeper
+from .upstreams.metrics import EngineMetrics
+from .upstreams.pausing import Pauses
+from .upstreams.policy import PolicyFollower
+from .upstreams.trainers import Trainers
 
 CONTROL = "control"
 STOPPING = "The proxy is stopping; another replica takes calls."
@@ -77,22 +83,27 @@ class ProxyService:
         )
         self.registry = registry or CollectorRegistry()
         self.metrics = Metrics(self.registry)
-        self.histories = (
-            Histories(
-                clock,
-                self.metrics,
-                attempt_bytes=settings.history_session_bytes,
-                attempts=settings.history_sessions,
-                total_bytes=settings.history_bytes,
-            )
-            if settings.delta_prompts
-            else None
+        self.engine_metrics = EngineMetrics(self.registry)
+        self.engines: Engines | None = None
+        """While it runs."""
+        self.histories = Histories(
+            clock,
+            self.metrics,
+            attempt_bytes=settings.history_session_bytes,
+            attempts=settings.history_sessions,
+            total_bytes=settings.history_bytes,
+            deltas=settings.delta_prompts,
         )
-        """What prompts are written against; None: they are written whole."""
+        """What prompts are written against, and what calls go on from."""
+        self.continuing = Continuing(settings, self.histories, self.metrics)
         self.responses = Responses(attempt_bytes=settings.response_session_bytes, total_bytes=settings.response_bytes)
         """What was told over OpenAI's Responses API and may be asked for again."""
+        self.resends = Resends(settings, clock, self.metrics)
+        """Calls whose clients may come back for the reply."""
         self.slots = Slots(settings.max_concurrent, self.metrics, settings.retry_after)
         self._bus = bus
+        operator = settings.operator_key
+        self._operator_key = secret if operator is None else operator.get_secret_value()
         self._clock = clock
         self._randomness = randomness or SystemRandomness()
 
@@ -113,16 +124,23 @@ class ProxyService:
             http = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
             )
-            engines = Engines(settings, http, self._clock)
+            engines = self.engines = Engines(settings, http, self._clock, self.engine_metrics)
             stack.push_async_callback(engines.close)
             stack.push_async_callback(self.recorder.close, settings.drain_timeout)
+            stack.push_async_callback(self.resends.stop)
             await stack.enter_async_context(self._site(engines))
-            meeting = asyncio.create_task(self._meet(engines))
+            keeping = [
+                asyncio.create_task(Keeper(engines, settings, self._clock).run()),
+                asyncio.create_task(PolicyFollower(self._bus, engines, self._clock).run()),
+            ]
+            for task in keeping:
+                task.add_done_callback(_ended)
             try:
                 await self._follow()
             finally:
-                meeting.cancel()
-                await asyncio.gather(meeting, return_exceptions=True)
+                for task in keeping:
+                    task.cancel()
+                await asyncio.gather(*keeping, return_exceptions=True)
 
     async def drain(self) -> None:
         """Take no more calls and wait for those that run, and for their ends, at most `drain_timeout`."""
@@ -141,6 +159,8 @@ class ProxyService:
             recorder=self.recorder,
             engines=engines,
             histories=self.histories,
+            continuing=self.continuing,
+            resends=self.resends,
             metrics=self.metrics,
             clock=self._clock,
             randomness=self._randomness,
@@ -153,19 +173,9 @@ class ProxyService:
             self.responses,
             ready=self.ready.is_set,
             new_id=lambda: new_id(self._clock, self._randomness),
+            more=Trainers(engines, Pauses(self._clock), self._operator_key).routes(),
         )
         return _Site(self, routes.application(self.settings.max_body_bytes))
-
-    async def _meet(self, engines: Engines) -> None:
-        """Learn what the engines are before the first call needs it; a call asks again where this failed."""
-        for endpoint in engines.all:
-            try:
-                engine = await endpoint.identity()
-            except EngineError as error:
-                log.warning("engine not met yet", engine=endpoint.url, reason=error.message)
-            else:
-                mode = str(engine.logprobs_mode)
-                log.info("engine", engine=endpoint.url, model=engine.model, build=engine.build, logprobs_mode=mode)
 
     async def _follow(self) -> None:
         retrying = AsyncRetrying(
@@ -203,9 +213,15 @@ class ProxyService:
                 self.sessions.apply(record.key, record.value)
                 if record.value is None:
                     continue
-                if self.histories is not None:
-                    self.histories.close(record.key, record.value.attempt)
+                self.histories.close(record.key, record.value.attempt)
                 self.responses.close(record.key, record.value.attempt)
+                self.resends.close(record.key, record.value.attempt)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    """Tells of a task that was to run as long as the service does."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a part of the proxy ended", error=f"{type(error).__name__}: {error}")
 
 
 class _Site:
