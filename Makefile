@@ -1,5 +1,5 @@
 # The few commands one needs. `make check` is what a commit must pass; `.ci/run` is the whole.
-.PHONY: install format check test
+.PHONY: install format check test harnesses
 
 install:            ## environment with every extra
 	uv sync --all-extras
@@ -15,3 +15,6 @@ check:              ## lint, format, types
 
 test:               ## the README's test command
 	uv run --extra dev pytest -n 3
+
+harnesses:          ## the real coding agents that `pytest -m harness` drives; prints what to `eval`
+	@.ci/install-harnesses .ci/state/harnesses
