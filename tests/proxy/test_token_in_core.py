@@ -222,6 +222,12 @@ def test_thinking_that_was_left_out_is_noticed() -> None:
     assert memory.look(user("a"), said("b"), user("c")) == (2, "rewrite", False)
 
 
+def test_trimmed_thinking_is_the_same_thinking() -> None:
+    memory = Memory()
+    memory.call([user("a")], said("b", reasoning="\nhm, hm\n"))
+    assert memory.look(user("a"), said("b", reasoning_content="hm, hm"), user("c")) == (2, "append", True)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

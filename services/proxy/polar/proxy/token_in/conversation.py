@@ -50,8 +50,8 @@ def normal(message: Json, *, reasoning: bool = True) -> Json:
 
 
 def thinking(message: Json) -> str:
-    """The thinking of a reply, empty where there is none."""
-    return message.get("reasoning") or message.get("reasoning_content") or ""
+    """The thinking of a reply as harnesses send it back: Qwen Code trims it; empty where there is none."""
+    return str(message.get("reasoning") or message.get("reasoning_content") or "").strip()
 
 
 def _parts(parts: Sequence[Any]) -> Any:
