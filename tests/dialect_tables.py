@@ -20,7 +20,9 @@ import typing_extensions
 from polar.proxy.dialects.anthropic import FIELDS
 from polar.proxy.dialects.fields import markdown
 from polar.proxy.dialects.google import FIELDS as GOOGLE_FIELDS
-from polar.proxy.dialects.quirks import MARKS, QUIRKS
+from polar.proxy.dialects.marks import MARKS, TELLS
+from polar.proxy.dialects.openai_chat import FIELDS as CHAT_FIELDS
+from polar.proxy.dialects.quirks import QUIRKS
 from polar.proxy.dialects.responses import FIELDS as RESPONSES_FIELDS
 
 TABLE = re.compile(r"(<!-- table (?P<name>[\w. ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -45,12 +47,28 @@ def marks() -> str:
     return "\n".join(lines)
 
 
+def tells() -> str:
+    """The prompts that become hints."""
+    lines = ["| hint | known by | harness | | why |", "|---|---|---|---|---|"]
+    for one in TELLS:
+        known = f"the tool `{one.tool}`"
+        if one.system is not None:
+            known = f"a system message with `{one.system.pattern}`"
+        elif one.last is not None:
+            known = f"a last message with `{one.last.pattern}`"
+        known = known.replace("|", chr(92) + "|")
+        lines.append(f"| `{one.hint}`: {one.says} | {known} | {one.harness} | {one.seen} | {one.reason} |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "anthropic.messages": lambda: markdown(FIELDS),
+    "openai.chat": lambda: markdown(CHAT_FIELDS),
     "openai.responses": lambda: markdown(RESPONSES_FIELDS),
     "google.generate_content": lambda: markdown(GOOGLE_FIELDS),
     "quirks": quirks,
     "marks": marks,
+    "tells": tells,
 }
 
 

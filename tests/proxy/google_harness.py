@@ -40,9 +40,11 @@ TOOLS: list[Any] = [
 ]
 
 
-def client(door: Door, session: str = "s1", *, key: str | None = None, path: str = "", **changes: Any) -> genai.Client:
+def client(
+    door: Door, session: str = "s1", *, key: str | None = None, path: str = "", timeout: int = 30, **changes: Any
+) -> genai.Client:
     """The official client, without retries of its own; it is closed with the door."""
-    options = types.HttpOptions(base_url=door.url + path, timeout=30_000)
+    options = types.HttpOptions(base_url=door.url + path, timeout=timeout * 1000)
     found = genai.Client(api_key=key or door.key(session, **changes), vertexai=False, http_options=options)
     door.closing.push_async_callback(_close, found)
     return found

@@ -1,4 +1,4 @@
-"""The table of harness quirks: each row has a test of its own here, and the marks that clients send."""
+"""The table of harness quirks, rows of Claude Code: each has a test here."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from multidict import CIMultiDict
 
 from polar.proxy.calls import Call
 from polar.proxy.dialects import AnthropicMessages, Limits
-from polar.proxy.dialects.quirks import MARKS, QUIRKS
-from polar.proxy.record import HINT_LENGTH, hints
-from polar.schemas import ClientHints
+from polar.proxy.dialects.quirks import QUIRKS
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.{}; cc_entrypoint=sdk-cli;{}"
 
@@ -121,38 +118,6 @@ def test_arguments_come_back_as_models_write_them() -> None:
     assert made["function"]["arguments"] == '{"path": "ä", "lines": [1, 2], "deep": {"a": null}}'
 
 
-def told(headers: dict[str, str], **marks: str) -> ClientHints:
-    return hints(CIMultiDict(headers), marks)
-
-
-def test_headers_say_what_a_call_is() -> None:
-    assert told(
-        {
-            "User-Agent": "claude-cli/2.1.329 (external, sdk-cli)",
-            "X-Claude-Code-Session-Id": "s",
-            "x-claude-code-agent-id": "a",
-            "x-claude-code-parent-agent-id": "p",
-            "x-claude-code-request-class": "subagent",
-        },
-        session="of the body",
-    ) == ClientHints(
-        user_agent="claude-cli/2.1.329 (external, sdk-cli)",
-        session="s",
-        subagent="a",
-        parent="p",
-        request_kind="subagent",
-    )
-    assert told({"anthropic-beta": "x-2026,fallback-credit-2026-01-01"}).request_kind == "compaction"
-    assert told({"anthropic-beta": "x-2026"}).request_kind is None
-    assert told({}, session="of the body").session == "of the body"
-    assert told({"X-Session-Id": "o", "X-Parent-Session-Id": "q"}) == ClientHints(session="o", parent="q")
-    assert len(told({"X-Session-Id": "o" * 999}).session or "") == HINT_LENGTH
-
-
-def test_marks_name_fields_of_the_record() -> None:
-    assert {mark.hint for mark in MARKS} <= set(ClientHints.__struct_fields__)
-
-
 @pytest.mark.parametrize(
     ("user_id", "session"),
     [
@@ -165,3 +130,18 @@ def test_marks_name_fields_of_the_record() -> None:
 )
 def test_the_session_in_the_metadata_is_a_mark(user_id: str, session: str | None) -> None:
     assert parse(metadata={"user_id": user_id}).marks.get("session") == session
+
+
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    used = [{"type": "tool_use", "id": each, "name": "x", "input": {}} for each in "abc"]
+    results = {each: {"type": "tool_result", "tool_use_id": each, "content": f"of {each}"} for each in "abcz"}
+
+    def shown(*blocks: Any) -> list[Any]:
+        history = [{"role": "assistant", "content": used}, {"role": "user", "content": list(blocks)}]
+        return [message["content"] for message in parse(messages=history).messages[1:]]
+
+    in_order = ["of a", "of b", "of c"]
+    assert shown(results["c"], results["a"], results["b"]) == shown(*map(results.get, "abc")) == in_order
+    assert shown(results["z"], results["b"], results["a"]) == ["of a", "of b", "of z"]
+    # what was said between results stays there
+    assert shown(results["b"], text("So far."), results["c"], results["a"]) == ["of b", "So far.", "of a", "of c"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from polar.proxy.calls import Call, Media
 from polar.proxy.dialects import AnthropicMessages, Limits
+from polar.proxy.dialects.anthropic.thinking import sign
 from polar.proxy.errors import BadRequest, ProxyError
 
 USER = [{"role": "user", "content": "hi"}]
@@ -210,8 +211,9 @@ def test_tool_results_and_text_keep_their_order() -> None:
             {"id": "2", "type": "function", "function": {"name": "look", "arguments": '{"path": "b"}'}},
         ],
     }
-    assert found[2] == {"role": "tool", "tool_call_id": "2", "content": "two"}
-    assert found[3] == {"role": "tool", "tool_call_id": "1", "content": [text("one"), SHOWN]}
+    # results in the order of their calls: test_results_stand_in_the_order_of_their_calls
+    assert found[2] == {"role": "tool", "tool_call_id": "1", "content": [text("one"), SHOWN]}
+    assert found[3] == {"role": "tool", "tool_call_id": "2", "content": "two"}
     assert found[4] == {"role": "user", "content": [text("and"), SHOWN, text("now?")]}
 
 
@@ -430,3 +432,18 @@ def test_a_prompt_may_be_counted_without_max_tokens() -> None:
     body = {"model": "m", "messages": USER, "system": "Be brief.", "tools": [TOOL]}
     call = AnthropicMessages().parse_count(json.dumps(body).encode(), ANY)
     assert ([message["role"] for message in call.messages], call.tools) == (["system", "user"], [FUNCTION])
+
+
+def test_thinking_that_comes_compressed_is_bounded_for_a_request_as_a_whole() -> None:
+    signature = sign("x" * (6 * 1024 * 1024), omitted=True)
+    block = {"type": "thinking", "thinking": "", "signature": signature}
+    history = [*USER, assistant(block, text("a")), *USER, assistant(block, text("b")), *USER]
+    assert parse(messages=history).messages[1]["reasoning"] == "x" * (6 * 1024 * 1024)
+    with pytest.raises(BadRequest, match="too much that is compressed"):
+        parse(messages=[*history, assistant(block, text("c")), *USER])
+
+
+def test_a_kind_of_block_that_nobody_knows_is_refused_however_long() -> None:
+    for kind in ("sparkle", "x" * 100_000, "text>.x", "*"):
+        with pytest.raises(BadRequest):
+            parse(messages=[user({"type": kind})])

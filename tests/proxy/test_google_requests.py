@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from polar.proxy.calls import Call, Media
 from polar.proxy.dialects import GoogleGenerate, Limits
+from polar.proxy.dialects.google.signatures import Kept, sign
 from polar.proxy.errors import BadRequest, ProxyError
 from tests.proxy.google_harness import CHAT, TOOLS, USER
 from tests.proxy.test_anthropic_requests import JSON
@@ -471,3 +472,11 @@ def test_what_is_counted_is_the_request() -> None:
     assert json.loads(dialect.counted(5)) == {"totalTokens": 5}
     with pytest.raises(BadRequest):
         dialect.parse_count(json.dumps({"generateContentRequest": whole, "contents": USER}).encode(), ANY)
+
+
+def test_what_signatures_hold_is_bounded_for_a_request_as_a_whole() -> None:
+    part = {"text": "a", "thoughtSignature": sign(Kept(reasoning="x" * (6 * 1024 * 1024)))}
+    history = [user(text("hi")), model(part), user(text("go on")), model(part), user(text("go on"))]
+    assert messages(*history)[1]["reasoning"] == "x" * (6 * 1024 * 1024)
+    with pytest.raises(BadRequest, match="too much that is compressed"):
+        messages(*history, model(part), user(text("go on")))

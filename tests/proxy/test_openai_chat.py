@@ -1,11 +1,13 @@
 """The dialect openai.chat: what it takes, refuses and normalizes."""
 
+import base64
+import hashlib
 import json
 from typing import Any
 
 import pytest
 
-from polar.proxy.calls import Call
+from polar.proxy.calls import Call, Media
 from polar.proxy.dialects import Limits, OpenAIChat
 from polar.proxy.errors import BadRequest
 
@@ -136,3 +138,102 @@ def test_unknown_fields_are_counted_and_not_passed_on() -> None:
 def test_the_newer_name_of_max_tokens_wins() -> None:
     assert parse(max_tokens=5, max_completion_tokens=7).asked.max_tokens == 7
     assert parse(max_tokens=5).asked.max_tokens == 5
+
+
+# what the model is shown ---------------------------------------------------------------------------------------------
+
+PNG = base64.b64encode(b"not really a picture").decode()
+SHOWN = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+
+
+def user(*parts: Any, limits: Limits = Limits(max_choices=4)) -> Call:  # noqa: B008 - plain data
+    body = {"model": "m", "messages": [{"role": "user", "content": list(parts)}]}
+    return OpenAIChat().parse(json.dumps(body).encode(), limits)
+
+
+def test_pictures_are_shown_and_known_by_their_hash() -> None:
+    call = user({**SHOWN, "image_url": {**SHOWN["image_url"], "detail": "low"}, "cache_control": {}})  # type: ignore[dict-item]
+    assert call.messages[0]["content"] == [SHOWN]
+    assert call.media == (Media("image", hashlib.sha256(b"not really a picture").hexdigest()),)
+
+
+def test_pictures_by_address_are_the_settings_matter() -> None:
+    part = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    with pytest.raises(BadRequest, match="not fetched"):
+        user(part)
+    call = user(part, limits=Limits(max_choices=1, image_urls="allow"))
+    assert call.messages[0]["content"] == [part]
+    assert len(call.media) == 1
+
+
+def test_a_file_of_text_is_its_name_and_its_text() -> None:
+    data = "data:text/plain;base64," + base64.b64encode("Grüße".encode()).decode()
+    call = user({"type": "file", "file": {"filename": "a.txt", "file_data": data}})
+    assert [part["text"] for part in call.messages[0]["content"]] == ["a.txt", "Grüße"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "file": {"file_id": "x"}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA"}},
+        {"type": "file"},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,%"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/tiff;base64,{PNG}"}},
+        {"type": "image_url"},
+        {"type": "sparkle"},
+    ],
+)
+def test_what_the_model_cannot_be_shown_is_refused(part: Any) -> None:
+    with pytest.raises(BadRequest) as refused:
+        user({"type": "text", "text": "x"}, part)
+    assert (refused.value.param or "").startswith("messages[0].content[1]")
+
+
+def test_marks_of_caches_do_not_reach_the_prompt() -> None:
+    marked = {"type": "text", "text": "x", "cache_control": {"type": "e"}, "prompt_cache_breakpoint": {"mode": "auto"}}
+    plain = {"type": "text", "text": "x"}
+    assert user(marked, plain).messages == user(plain, marked).messages
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"content": None, "refusal": "I cannot."}, "I cannot."),
+        ({"content": [{"type": "refusal", "refusal": "I cannot."}]}, "I cannot."),
+        ({"content": "Yes.", "refusal": None}, "Yes."),
+    ],
+)
+def test_a_refusal_is_what_was_said(message: dict[str, Any], content: str) -> None:
+    assert parse(messages=[*USER, {"role": "assistant", **message}, *USER]).messages[1]["content"] == content
+
+
+@pytest.mark.parametrize("name", ["function_call", "audio"])
+def test_older_forms_of_an_assistants_message_are_refused_not_dropped(name: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(messages=[*USER, {"role": "assistant", "content": "x", name: {"name": "f", "arguments": "{}"}}])
+    assert refused.value.param == f"messages[1].{name}"
+
+
+def test_only_allowed_tools_are_shown() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    only = {"type": "function", "function": {"name": "look"}}
+    for mode, marks in (("auto", ()), ("required", ("forced_tool",))):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [only]}}
+        call = parse(tools=[TOOL, other], tool_choice=choice)
+        assert (call.tools, call.extras["tool_choice"], call.constraints) == ([TOOL], mode, marks)
+
+
+def test_a_providers_search_is_dropped_or_refused_and_counted() -> None:
+    assert parse(web_search_options={"search_context_size": "low"}).dropped == ("web_search_options",)
+    body = json.dumps({"model": "m", "messages": USER, "web_search_options": {"x": 1}}).encode()
+    with pytest.raises(BadRequest):
+        OpenAIChat().parse(body, Limits(max_choices=1, provider_tools="refuse"))
+
+
+def test_sound_is_not_answered_with() -> None:
+    assert parse(modalities=["text"]).unknown == 0
+    with pytest.raises(BadRequest):
+        parse(modalities=["text", "audio"])

@@ -30,7 +30,7 @@ from tests.proxy.responses_harness import (
 )
 
 Start = Callable[..., Any]
-ROWS = [quirk for quirk in QUIRKS if quirk.harness in ("codex", "copilot")]
+ROWS = [quirk for quirk in QUIRKS if quirk.harness in ("codex", "copilot", "langchain-openai")]
 
 
 @pytest.mark.parametrize("quirk", ROWS, ids=lambda quirk: quirk.name)
@@ -100,6 +100,23 @@ def test_items_with_foreign_ids_are_joined_by_their_order() -> None:
     said = {"content": "So.", "reasoning": "Hm.", "tool_calls": [made("get_weather", "{}"), made("look", "{}", "2")]}
     output = json.loads(dialect().reply(parse(tools=TOOLS), TOLD, reply(said)))["output"]
     assert sent_back([{**item, "id": f"own-{i}"} for i, item in enumerate(output)]) == {"role": "assistant", **said}
+
+
+def test_an_item_that_a_late_end_was_made_of_is_left_out() -> None:
+    said = {"content": "So.", "reasoning": "Hm.", "tool_calls": [made("get_weather", "{}"), made("look", "{}", "2")]}
+    call = parse(tools=TOOLS, reasoning={"summary": "auto"}, include=["reasoning.encrypted_content"])
+    thought, text, *calls = json.loads(dialect().reply(call, TOLD, reply(said)))["output"]
+    sealed = {**thought, "summary": []}
+    open_thought = {name: value for name, value in thought.items() if name != "encrypted_content"}
+    unnamed = {name: value for name, value in text.items() if name != "id"}
+    empty = {**text, "content": [{"type": "output_text", "text": "", "annotations": []}]}
+    for late in (empty, {name: value for name, value in empty.items() if name != "id"}):
+        assert sent_back([open_thought, unnamed, *calls, sealed, late]) == {"role": "assistant", **said}
+    # nothing that says more is left out, and a reply of no words is a turn
+    other = dialect().reply(call, TOLD, reply({**said, "reasoning": "Another."}))
+    more = {**json.loads(other)["output"][0], "summary": []}
+    assert len([one for one in messages(*USER, thought, text, more) if one["role"] == "assistant"]) == 2
+    assert messages(*USER, empty)[-1] == {"role": "assistant", "content": ""}
 
 
 @pytest.mark.parametrize(

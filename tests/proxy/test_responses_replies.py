@@ -373,9 +373,10 @@ def test_errors_have_the_providers_shape(error: ProxyError, kind: str, code: str
     assert (failed["status"], failed["error"]["code"], told[-2]["code"]) == ("failed", within, within)
 
 
-def test_limits_are_told_in_the_words_that_codex_knows() -> None:
+def test_limits_are_told_in_the_words_that_clients_know() -> None:
     body = dialect().error(PromptTooLong("x", tokens=210, limit=200))["error"]
     assert body["message"].startswith("Your input exceeds the context window of this model.")
+    assert "This model's maximum context length is 200 tokens" in body["message"]  # LiteLLM's
     assert "210 tokens" in body["message"]
     assert body["param"] == "input"
     told = events(dialect().stream(parse(), TOLD).error(LogAway("Busy.", retry_after=7)))

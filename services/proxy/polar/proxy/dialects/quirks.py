@@ -2,15 +2,18 @@
 
 One table: harness, the version in which it was seen, the reason, and the test that shows it. What is not here is passed
 on as it came; text of a prompt is changed only where a row says so, because the prompt is what the model is trained on.
-Pure data and lookups.
+How calls are told apart is in `marks`. Pure data and lookups.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,15 @@ QUIRKS = (
         test="test_arguments_come_back_as_models_write_them",
     ),
     Quirk(
+        name="results as they come",
+        harness="claude-code",
+        version="2.1.329",
+        sends="the results of calls that ran side by side in the order in which they ended",
+        done="told in the order of their calls",
+        reason="many chat templates show results without ids, so the model would take one call's result for another's",
+        test="test_results_stand_in_the_order_of_their_calls",
+    ),
+    Quirk(
         name="thoughts left out",
         harness="gemini-cli",
         version="0.61.0",
@@ -195,6 +207,62 @@ QUIRKS = (
         test="test_keep_alives_are_events_of_the_api",
     ),
     Quirk(
+        name="deaf to comments, too",
+        harness="qwen-code",
+        version="0.24.4",
+        sends="nothing; its idle timer of 240 s is not reset by SSE comments",
+        done="every eighth keep-alive is an empty chunk",
+        reason="chunks without content are known to every client, but not every client likes many",
+        test="test_some_keep_alives_are_chunks",
+    ),
+    Quirk(
+        name="memory agent",
+        harness="qwen-code",
+        version="0.24.4",
+        sends="after some turns, calls of an agent that looks for what to remember, on top of the conversation",
+        done="marked as `side`; `memory.enableManagedAutoMemory: false` in its settings ends them",
+        reason="they are no part of the task",
+        test="test_the_memory_agent_is_marked",
+    ),
+    Quirk(
+        name="compact arguments",
+        harness="qwen-code",
+        version="0.24.4; opencode 1.18.33 and pi 0.87.1 alike",
+        sends="a call's arguments as JSON of its own making, without spaces (1.0 comes back as 1)",
+        done="nothing",
+        reason="engines parse arguments before they render them, so the prompt is the same but for numbers, which "
+        "drift shows",
+        test="test_arguments_are_passed_on_as_they_came",
+    ),
+    Quirk(
+        name="thoughts without spaces",
+        harness="qwen-code",
+        version="0.24.4",
+        sends="`reasoning_content` without the spaces and newlines around it",
+        done="nothing",
+        reason="templates that show earlier thinking strip it too; with others drift shows it",
+        test="test_thoughts_are_passed_on_as_they_came",
+    ),
+    Quirk(
+        name="system prompt as a developer's",
+        harness="pi",
+        version="0.87.1",
+        sends="its system prompt with the role developer, for models that reason",
+        done="taken for the system's",
+        reason="a chat template knows no developer",
+        test="test_a_developer_message_is_the_systems",
+    ),
+    Quirk(
+        name="late ends as items",
+        harness="langchain-openai",
+        version="1.7.3, streaming",
+        sends="an empty message, or the sealed reasoning once more, after a reply's calls: it takes an item that is "
+        "closed after another has begun for two",
+        done="left out where it says nothing new of the reply before it",
+        reason="items are closed when all is captured, so late; the empty message would be a turn of its own",
+        test="test_an_item_that_a_late_end_was_made_of_is_left_out",
+    ),
+    Quirk(
         name="item ids of its own",
         harness="copilot",
         version="1.0.102",
@@ -208,55 +276,6 @@ QUIRKS = (
 SKIPPED_SIGNATURES = ("skip_thought_signature_validator", "context_engineering_is_the_way_to_go")
 """What clients of Google's write where a signature is asked for and they have none."""
 IS_SUBAGENT = re.compile(r"\bcc_is_subagent=true\b")
-
-
-class Mark(NamedTuple):
-    """A header in which a client says what a call is, for `ClientHints`."""
-
-    hint: str
-    header: str
-    harness: str
-    seen: str
-    """`measured`, or `read` in the shipped program."""
-    word: re.Pattern[str] | None = None
-    """Only where the value matches; the hint is then `says`."""
-    says: str = ""
-
-
-MARKS = (
-    Mark("session", "X-Claude-Code-Session-Id", "claude-code 2.1.329", "measured"),
-    Mark("session", "Session-Id", "codex 0.169.0, opencode 1.18.33", "measured"),
-    Mark("session", "X-Session-Id", "opencode 1.18.33", "measured"),
-    Mark("session", "Session_id", "pi 0.87.1", "measured"),
-    Mark("session", "X-Session-Affinity", "opencode 1.18.33", "measured"),
-    Mark("subagent", "X-Claude-Code-Agent-Id", "claude-code 2.1.329", "measured"),
-    Mark("parent", "X-Claude-Code-Parent-Agent-Id", "claude-code 2.1.329", "read"),
-    Mark("parent", "X-Parent-Session-Id", "opencode 1.18.33", "measured"),
-    Mark("subagent", "X-Openai-Subagent", "codex 0.169.0", "measured"),
-    Mark("parent", "X-Codex-Parent-Thread-Id", "codex 0.169.0", "measured"),
-    *(
-        Mark(
-            "request_kind",
-            "X-Codex-Turn-Metadata",
-            "codex 0.169.0",
-            "measured",
-            word=re.compile(rf'"request_kind":\s*"{kind}"'),
-            says=kind,
-        )
-        for kind in ("turn", "compaction")
-    ),
-    Mark("request_kind", "X-Claude-Code-Request-Class", "claude-code 2.1.329", "read"),
-    Mark(
-        "request_kind",
-        "Anthropic-Beta",
-        "claude-code 2.1.329",
-        "measured",
-        word=re.compile(r"\bfallback-credit-"),
-        says="compaction",
-    ),
-    Mark("request_kind", "X-Interaction-Type", "copilot 1.0.102", "measured"),
-)
-"""In order; the first that says anything wins."""
 
 
 def cut_system(text: str) -> tuple[str, dict[str, str]]:
@@ -276,17 +295,20 @@ def known_role(role: object) -> object:
     return next((quirk.roles[role] for quirk in QUIRKS if isinstance(role, str) and role in quirk.roles), role)
 
 
+def in_call_order(blocks: Sequence[Json], called: Sequence[str]) -> list[tuple[int, Json]]:
+    """A user's blocks (Anthropic's) with their numbers; results side by side stand in the order of their calls."""
+    order = {identity: place for place, identity in enumerate(called)}
+
+    def place(item: tuple[int, Json]) -> int:
+        return order.get(str(item[1].get("tool_use_id")), len(order))
+
+    found: list[tuple[int, Json]] = []
+    for results, run in groupby(enumerate(blocks), key=lambda item: item[1].get("type") == "tool_result"):
+        side_by_side = list(run)
+        found += sorted(side_by_side, key=place) if results else side_by_side
+    return found
+
+
 def bare_call_id(name: str, identity: str) -> str:
     """A tool call's id as it was told, without the prefix that gemini-cli gives it."""
     return identity.removeprefix(f"{name.strip() or 'generic_tool'}__")
-
-
-def marked(headers: Mapping[str, str]) -> dict[str, str]:
-    """The hints that headers give."""
-    found: dict[str, str] = {}
-    for mark in MARKS:
-        value = headers.get(mark.header)
-        if not value or mark.hint in found or (mark.word is not None and not mark.word.search(value)):
-            continue
-        found[mark.hint] = mark.says or value
-    return found

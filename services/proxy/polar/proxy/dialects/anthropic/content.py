@@ -12,21 +12,22 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from ...calls import Json, Media
 from ...errors import BadRequest
 from ..arguments import MALFORMED
 from ..base import Limits
+from ..budget import Unpacked
 from ..fields import Action
-from ..quirks import cut_system, known_role
+from ..quirks import cut_system, in_call_order, known_role
 from .checks import flag, mapping, objects, one_of, text, wrong
 from .fields import FIELDS
 from .thinking import kept
 from .tools import ToolChange
 
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+BLOCKS = tuple(one for one in FIELDS if one.path.startswith("block<") and one.path.endswith(">"))
 NO_TEXT_ERROR = "Error"
 """Of a tool result that says nothing but that it is one."""
 
@@ -40,6 +41,7 @@ class Reading:
     changes: list[ToolChange] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     marks: dict[str, str] = field(default_factory=dict)
+    unpacked: Unpacked = field(default_factory=Unpacked)
 
 
 def conversation(system: Any, messages: Sequence[Json], reading: Reading) -> list[Json]:
@@ -56,7 +58,8 @@ def conversation(system: Any, messages: Sequence[Json], reading: Reading) -> lis
         content = message.get("content")
         match role:
             case "user":
-                found += _user(content, f"{where}.content", reading)
+                called = found[-1].get("tool_calls") if found else None
+                found += _user(content, f"{where}.content", reading, [call["id"] for call in called or ()])
             case "assistant":
                 found.append(_assistant(content, f"{where}.content", reading))
             case "system":
@@ -103,8 +106,8 @@ def _tool_change(block: Json, shown: bool, where: str, reading: Reading) -> None
             _drop(str(kind), where, reading)
 
 
-def _user(content: Any, where: str, reading: Reading) -> list[Json]:
-    """A user's turn: tool results are messages of their own, in their place."""
+def _user(content: Any, where: str, reading: Reading, called: Sequence[str]) -> list[Json]:
+    """A user's turn: tool results are messages of their own, in their place. `called`: the calls before it."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     found: list[Json] = []
@@ -112,7 +115,7 @@ def _user(content: Any, where: str, reading: Reading) -> list[Json]:
     blocks = objects(content, where)
     if not blocks:
         raise wrong(where, "user messages must have non-empty content")
-    for j, block in enumerate(blocks):
+    for j, block in in_call_order(blocks, called):
         at = f"{where}.{j}"
         if block.get("type") == "tool_result":
             found += _flushed(parts)
@@ -177,6 +180,7 @@ def _thinking(block: Json, where: str, reading: Reading) -> str:
         return shown
     try:
         found = kept(text(signature, f"{where}.signature"))
+        reading.unpacked.take(found)
     except ValueError as error:
         raise wrong(f"{where}.signature", f"Invalid `signature` in `thinking` block: {error}") from None
     if found is None:
@@ -232,10 +236,9 @@ def _parts(block: Json, where: str, reading: Reading) -> list[Json]:
             raise _unknown(kind, where)
 
 
-@cache
 def _becomes(kind: str) -> Action | None:
     path = f"block<{kind}>"
-    return next((one.action for one in FIELDS if "." not in one.path and one.covers(path)), None)
+    return next((one.action for one in BLOCKS if one.covers(path)), None)
 
 
 def _drop(kind: str, where: str, reading: Reading) -> None:

@@ -16,7 +16,11 @@ FIELDS = (
     Field("model", MAPPED, "told back; the engine is asked for the model of the session"),
     Field("max_tokens", MAPPED, "`max_completion_tokens`, bounded by the task's; 0 (warming a cache) is refused"),
     Field("messages", MAPPED, "in order; see the blocks below"),
-    Field("messages[]<user>", MAPPED, "`tool_result` blocks become `tool` messages, in their place"),
+    Field(
+        "messages[]<user>",
+        MAPPED,
+        "`tool_result` blocks become `tool` messages, in their place; side by side, in the order of their calls",
+    ),
     Field("messages[]<user>.content", MAPPED, "one text is a string, several stay parts"),
     Field("messages[]<assistant>", MAPPED, "the last one is continued (`continue_final_message`)"),
     Field("messages[]<assistant>.content", MAPPED, "`content`, `reasoning` and `tool_calls` of one message"),
@@ -136,7 +140,7 @@ FIELDS = (
     Field("block<tool_use>.input", MAPPED, "its arguments as JSON; malformed ones as the model wrote them", whole=True),
     Field("block<tool_use>.caller", IGNORED, "the model is the only caller"),
     Field("block<tool_use>.toolset_name", IGNORED, "toolsets are provider's tools"),
-    Field("block<tool_result>", MAPPED, "a `tool` message in its place"),
+    Field("block<tool_result>", MAPPED, "a `tool` message"),
     Field("block<tool_result>.tool_use_id", MAPPED, "its `tool_call_id`"),
     Field("block<tool_result>.content", MAPPED, "text and images, in order"),
     Field(

@@ -19,6 +19,7 @@ from ...calls import Json, Media
 from ...errors import BadRequest
 from ..arguments import MALFORMED, as_input
 from ..base import Limits
+from ..budget import Unpacked
 from ..quirks import SKIPPED_SIGNATURES, bare_call_id
 from . import signatures
 from .checks import fields, flag, listed, text, wrong
@@ -48,6 +49,7 @@ class Reading:
     limits: Limits
     media: list[Media] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    unpacked: Unpacked = field(default_factory=Unpacked)
 
 
 class _Open(NamedTuple):
@@ -194,7 +196,7 @@ def _model(parts: Sequence[Placed], ids: _Ids, reading: Reading) -> Json:
     foreign: str | None = None
     for at, part in parts:
         kind = _kind(part, at)
-        kept = _kept(part.get("thoughtSignature"), f"{at}.thoughtSignature")
+        kept = _kept(part.get("thoughtSignature"), f"{at}.thoughtSignature", reading)
         if kept is not None and kept.reasoning is not None:
             reasoning = kept.reasoning
         elif kept is None and part.get("thoughtSignature", "") not in ("", *SKIPPED_SIGNATURES):
@@ -233,11 +235,15 @@ def _assistant(shown: Sequence[Json], reasoning: str, calls: list[Json]) -> Json
     return found
 
 
-def _kept(signature: Any, where: str) -> signatures.Kept | None:
+def _kept(signature: Any, where: str, reading: Reading) -> signatures.Kept | None:
     if signature is None:
         return None
     try:
-        return signatures.read(text(signature, where))
+        found = signatures.read(text(signature, where))
+        if found is not None:
+            for held in (found.reasoning, found.id, found.arguments):
+                reading.unpacked.take(held)
+        return found
     except ValueError as error:
         raise wrong(where, f"Thought signature is not valid: {error}") from None
 

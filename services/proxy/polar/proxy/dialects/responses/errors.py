@@ -38,4 +38,6 @@ def message_of(error: ProxyError) -> str:
         return error.message
     if error.tokens is None or error.limit is None:
         return f"{TOO_LONG} ({error.message})"
-    return f"{TOO_LONG} (It has {error.tokens} tokens; the model takes {error.limit} of input and output together.)"
+    # the other half in the words of the Chat API: LiteLLM 1.106 knows an overflow by them alone, and else asks again
+    limit = f"This model's maximum context length is {error.limit} tokens, input and output together"
+    return f"{TOO_LONG} ({limit}; your input has {error.tokens} tokens.)"

@@ -68,7 +68,8 @@ class Conversation:
         match role:
             case "assistant":
                 content = told(item["content"], at, self._reading, words_only=True)
-                self._assistant(item, SAID)["content"] = content
+                if content or not self._split_off(item):
+                    self._assistant(item, SAID)["content"] = content
             case "system" | "developer":
                 self._add({"role": "system", "content": told(item["content"], at, self._reading, words_only=True)})
             case "user":
@@ -80,7 +81,7 @@ class Conversation:
 
     def _reasoning(self, item: Json, where: str) -> None:
         said = self._reasoned(item, where)
-        if said:
+        if said and not (not item.get("summary") and self._split_off(item, said)):
             self._assistant(item, REASONING)["reasoning"] = said
 
     def _reasoned(self, item: Json, where: str) -> str:
@@ -159,6 +160,15 @@ class Conversation:
     def _add(self, message: Json) -> None:
         self._turn = None
         self.messages.append(message)
+
+    def _split_off(self, item: Json, reasoning: str | None = None) -> bool:
+        """Whether an item says nothing that its reply has not said: a client made one of an item's late end."""
+        identity, turn = item.get("id"), self._turn
+        if turn is None or turn is not self.messages[-1]:
+            return False
+        said = meaning(identity)
+        ours = identity is None or (said is not None and self._completion in (None, said.completion))
+        return ours and (reasoning is None or turn.get("reasoning") == reasoning)
 
     def _assistant(self, item: Json, stage: int) -> Json:
         """The assistant's message that an item belongs to."""

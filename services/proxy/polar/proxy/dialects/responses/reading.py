@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from ...calls import Json, Media
 from ..base import Limits
+from ..budget import Unpacked
 from .checks import unsupported, wrong
-
-MOST_UNPACKED = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -20,14 +19,14 @@ class Reading:
     tools: list[tuple[str, list[Json]]] = field(default_factory=list)
     """Tools that items declare, with the path where they stand."""
     dropped: list[str] = field(default_factory=list)
-    _unpacked: int = 0
-    """Characters."""
+    _unpacked: Unpacked = field(default_factory=Unpacked)
 
     def unpacked(self, text: str, where: str) -> str:
-        """`text`, which came compressed; a small body must not become a large one."""
-        self._unpacked += len(text)
-        if self._unpacked > MOST_UNPACKED:
-            raise wrong(where, "there is too much that is compressed.")
+        """`text`, which came compressed; raises `BadRequest` where there is too much of it."""
+        try:
+            self._unpacked.take(text)
+        except ValueError as error:
+            raise wrong(where, f"{error}.") from None
         return text
 
     def provider(self, kind: str, where: str) -> None:
