@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.builder import rebuild
-from polar.builder.pool import FIRST_LOOK, TokenPool, common_prefix, common_suffix, joined, skipped
+from polar.builder.pool import FIRST_LOOK, TokenPool, common_prefix, common_suffix, joined, shared, skipped, taken
 from polar.schemas import BuilderSpec, Trajectory
 from tests.builder.toy import Reply, Session, canonical, say, tool, user
 
@@ -26,18 +26,24 @@ def test_sequences_come_back_and_know_what_they_begin_with(
     pairs: list[tuple[list[int], list[int]]],
 ) -> None:
     pool = TokenPool()
-    kept: list[tuple[list[int], list[int], list[tuple[int, int]], tuple[int, int]]] = []
+    kept: list[tuple[list[int], list[int], list[tuple[int, int]], tuple[int, int], list[tuple[int, int]]]] = []
     for who, (prompt, reply) in enumerate(pairs):
-        walk, spans, place = pool.add_prompt(array(prompt))
-        begins = [(len(p), -i) for i, (p, _, _, _) in enumerate(kept) if prompt[: len(p)] == p]
-        extends = [(len(p) + len(r), -i) for i, (p, r, _, _) in enumerate(kept) if prompt[: len(p) + len(r)] == p + r]
-        assert walk.prompts() == [-i for _, i in sorted(begins, reverse=True)]
-        assert walk.replies() == [-i for _, i in sorted(extends, reverse=True)]
-        at = pool.add_reply(place, array(reply), np.full(len(reply), -who, np.float32), who)
-        kept.append((prompt, reply, spans, at))
-    for who, (prompt, reply, spans, at) in enumerate(kept):
+        # on top of an earlier sequence where there is one that it begins with, as delta prompts are
+        whole = [(p + r, w) for p, r, _, _, w in kept if prompt[: len(p + r)] == p + r]
+        base, before = max(whole, key=lambda one: len(one[0]), default=([], []))
+        cut = len(base) if who % 2 else 0
+        spans, place = pool.add_given(list(taken(before, cut)), array(prompt[cut:]))
+        begins = [(len(p), -i) for i, (p, *_) in enumerate(kept) if prompt[: len(p)] == p]
+        extends = [(len(p) + len(r), -i) for i, (p, r, *_) in enumerate(kept) if prompt[: len(p) + len(r)] == p + r]
+        assert list(place.prompts()) == [-i for _, i in sorted(begins, reverse=True)]
+        assert list(place.replies()) == [-i for _, i in sorted(extends, reverse=True)]
+        at, reached = pool.add_reply(spans, array(reply), np.full(len(reply), -who, np.float32), who)
+        kept.append((prompt, reply, spans, at, reached))
+        assert pool.gather(reached).tolist() == prompt + reply
+    for who, (prompt, reply, spans, at, reached) in enumerate(kept):
         assert pool.gather(spans).tolist() == prompt
         assert pool.ids(at).tolist() == reply
+        assert pool.gather(reached).tolist() == prompt + reply
         assert (pool.logprobs(at) == -who).all()
     prefixes = {tuple(prompt[:end]) for prompt, _ in pairs for end in range(1, len(prompt) + 1)}
     assert pool.size <= len(prefixes) + sum(len(reply) for _, reply in pairs)
@@ -55,6 +61,14 @@ def test_spans_are_joined_and_cut() -> None:
     assert joined([(0, 2), (2, 2), (2, 5), (7, 8)]) == [(0, 5), (7, 8)]
     assert list(skipped([(0, 2), (4, 8)], 3)) == [(5, 8)]
     assert list(skipped([(0, 2), (4, 8)], 2)) == [(4, 8)]
+    assert list(taken([(0, 2), (4, 8)], 3)) == [(0, 2), (4, 5)]
+    assert list(taken([(0, 2), (4, 8)], 0)) == []
+
+
+def test_shared_positions_end_where_spans_part() -> None:
+    assert shared([(0, 5), (7, 9)], [(0, 5), (7, 8)]) == 6
+    assert shared([(0, 5)], [(0, 3), (5, 9)]) == 3
+    assert shared([(0, 5)], [(1, 5)]) == shared([], [(0, 5)]) == 0
 
 
 def linear(strategy: str, calls: int) -> Trajectory:

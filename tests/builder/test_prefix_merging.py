@@ -125,7 +125,8 @@ def test_without_a_known_end_of_turn_the_chain_breaks_and_says_so() -> None:
     session = Session()
     cut = Reply([*canonical("a"), *canonical("b")], {"role": "assistant", "content": "ab"}, "length")
     session.call([user("a")], cut)
-    session.call([user("a"), cut.message, user("d")], say("e", random.Random(0)))
+    again = Reply(canonical("e"), {"role": "assistant", "content": "e"}, "length")
+    session.call([user("a"), cut.message, user("d")], again)
     trajectory = built(session)
     assert [trace.break_reason for trace in trajectory.traces] == ["no_end_of_turn", None]
     assert [names(trace) for trace in trajectory.traces] == [["c0"], ["c1"]]
@@ -240,7 +241,7 @@ def test_a_template_that_renders_old_messages_otherwise_breaks_the_chain(chance:
     messages = [user("abc"), first.message, user("b")]
     prompt = render(messages)
     session.call(messages, say("b", chance), prompt=[NEWLINE, *prompt])
-    assert [trace.break_reason for trace in built(session).traces] == ["rendering_changed", None]
+    assert [trace.break_reason for trace in built(session).traces] == ["history_changed", None]
 
 
 def test_the_retry_from_which_the_session_went_on_continues_the_chain(chance: random.Random) -> None:

@@ -154,9 +154,9 @@ def check(session: Session, trajectory: Trajectory) -> None:
                 assert _shown(decode(before)) == _shown(decode(true.prompt))
             assert [one.version for one in turn.policy] == [true.version]
             mask[turn.start : turn.end] = 1
-        assert view.loss_mask.tolist() == mask[trace.prompt_length :].tolist()
+        assert view.loss_mask.tolist() == (mask[trace.prompt_length :] * trace.trainable).tolist()
         assert trace.turns[0].start == trace.prompt_length
-        assert not view.response_logprobs[view.loss_mask == 0].any()
+        assert not view.response_logprobs[mask[trace.prompt_length :] == 0].any()
     assert all(count == 1 for count in seen.values()), "a sampled reply is trained twice"
     in_traces = {name for name, _ in seen}
     aside = {one.completion_id for one in trajectory.set_aside}
@@ -219,7 +219,7 @@ def test_per_request_is_exact_and_shares_its_prompts(
 @given(
     seed=st.integers(0, 2**16),
     script=actions,
-    strategy=st.sampled_from(["prefix_merging", "per_request"]),
+    strategy=st.sampled_from(["prefix_merging", "per_request", "prefix_tree"]),
     fence=st.booleans(),
     max_chain=st.sampled_from([1, 3, MAX_CHAIN]),
 )

@@ -62,7 +62,7 @@ def test_a_session_of_odd_spellings_is_one_trace_of_the_same_text(seed: int) -> 
     assert odd >= len(trace.drift) >= odd - 1  # the last reply is not rendered again
 
 
-def test_a_reply_whose_beginning_melts_into_the_prompt_starts_a_new_trace() -> None:
+def test_a_reply_whose_beginning_melts_into_the_prompt_merges_as_retokenized() -> None:
     model = Model(1)
     session = Session()
     messages = [system("You help."), user("Say something.")]
@@ -72,6 +72,11 @@ def test_a_reply_whose_beginning_melts_into_the_prompt_starts_a_new_trace() -> N
         messages = [*messages, reply.message, user("Go on.")]
     session.close()
     trajectory = rebuild(session.records)
-    found = [(trace.break_reason, len(trace.turns)) for trace in trajectory.traces]
-    assert found == [("rendering_changed", 3), (None, 1)]
-    assert all(turn.context is Context.EXACT for trace in trajectory.traces for turn in trace.turns)
+    (trace,) = trajectory.traces
+    assert [turn.context for turn in trace.turns] == [Context.EXACT] * 3 + [Context.RETOKENIZED]
+    (drift,) = trace.drift
+    assert (drift.turn, drift.position) == (2, -1)  # the newline of the generation prompt
+    view = trajectory.view(trace)
+    last = session.truth[-1]
+    shown = model.tokens.decode([*view.prompt_ids.tolist(), *view.response_ids.tolist()])
+    assert shown == model.tokens.decode([*last.prompt, *last.ids])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from polar.schemas import (
     BuilderSpec,
     CallStarted,
     Choice,
+    Claim,
     ClientHints,
     CompletionCaptured,
     CompletionFailed,
@@ -32,6 +34,7 @@ from polar.schemas import (
     FailureKind,
     Logprobs,
     LogprobsMode,
+    MediaPart,
     Outcome,
     PolicySpan,
     Prompt,
@@ -123,8 +126,13 @@ class Reply:
 
     ids: list[int]
     message: Message
-    finish: str = "stop"
+    finish: str | None = "stop"
     stop: int | str | None = None
+    spans: list[PolicySpan] | None = None
+    """None: all of it by the session's version."""
+    experts: Claim | None = None
+    unscored: int | None = None
+    """Position of an id without log-probability."""
 
 
 def say(text: str, chance: random.Random, *, cut: bool = False, exact: bool = False) -> Reply:
@@ -217,12 +225,15 @@ class Session:
         *replies: Reply,
         tools: str = "",
         prompt: list[int] | None = None,
+        media: Sequence[MediaPart] = (),
         **more: Any,
     ) -> CompletionCaptured:
         ids = render(messages, tools) if prompt is None else prompt
         choices = []
         for index, reply in enumerate(replies):
             logprobs = [-self.chance.random() for _ in reply.ids]
+            if reply.unscored is not None:
+                logprobs[reply.unscored] = float("nan")
             shown = [float(np.float32(one)) for one in logprobs]
             self.truth.append(Truth(name, index, ids, reply.ids, shown, self.attempt, self.version))
             choices.append(
@@ -233,10 +244,14 @@ class Session:
                     message=reply.message,
                     finish=reply.finish,
                     stop=reply.stop,
-                    spans=[PolicySpan(start=0, end=len(reply.ids), version=self.version, exact=True)],
+                    spans=[PolicySpan(start=0, end=len(reply.ids), version=self.version, exact=True)]
+                    if reply.spans is None
+                    else reply.spans,
+                    routed_experts=reply.experts,
                 )
             )
-        listed = [{"type": "function", "function": {"name": tools}}] if tools else None
+        names = tools.split() or [tools]
+        listed = [{"type": "function", "function": {"name": one}} for one in names] if tools else None
         fields: dict[str, Any] = {
             "completion_id": name,
             "session_id": self.session_id,
@@ -254,6 +269,7 @@ class Session:
                 messages=list(messages),
                 tools=listed,
                 tools_sha256=sha256(listed) if listed else None,
+                media=list(media),
             ),
             "choices": choices,
             "sampling_asked": Sampling(),

@@ -108,6 +108,7 @@ async def proxies(
         "POLAR_PROXY_PORT": "0",
         "POLAR_PROXY_ENGINE_URLS": engine_url,
         "POLAR_PROXY_LOGPROBS_MODE": "processed_logprobs",
+        "POLAR_PROXY_STREAM_STEP": "0",  # each chunk is told as it comes
         **{f"POLAR_PROXY_{name.upper()}": value for name, value in changes.items()},
     }
     process = await asyncio.create_subprocess_exec(

@@ -143,6 +143,7 @@ class _Rebuilding:
         self, client: PolarClient, progress: Bar, topic: str | None, file: Path | None
     ) -> tuple[Tally, Left, str]:
         from polar.builder.rebuilding import Rebuilder
+        from polar.builder.texts import Tokenizers
 
         await self._warn_of_retention(client)
         tally = Tally()
@@ -153,6 +154,7 @@ class _Rebuilding:
                     self._selection(),
                     spec=self.spec,
                     allowed=self.settings.allow,
+                    tokenizers=Tokenizers(self.settings.tokenizers),
                     folder=self.folder,
                     memory_bytes=self.settings.memory_bytes,
                     watch=progress,

@@ -87,6 +87,22 @@ class Grade(Part, frozen=True, kw_only=True):
     report: dict[str, Any] = {}
 
 
+class BuildStatistics(Part, frozen=True, kw_only=True):
+    """What a builder made of a session's replies. `replies = traces + sum(merges)`: each begins a trace or goes on with
+    one."""
+
+    replies: int
+    """In traces; a completion with several choices has several."""
+    merges: dict[str, int] = {}
+    """Replies that go on with a trace, by context: `exact`, `retokenized`."""
+    breaks: dict[str, int] = {}
+    """Traces that ended before the session did, by reason."""
+    labels: dict[str, int] = {}
+    """Traces by label."""
+    drifted: int = 0
+    """Ids that the history renders otherwise than they stand in their trace."""
+
+
 class BuildSummary(Part, frozen=True, kw_only=True):
     """What the scheduler and people need of a build, without tokens."""
 
@@ -99,6 +115,7 @@ class BuildSummary(Part, frozen=True, kw_only=True):
     prompt_tokens: int
     set_aside: dict[str, int] = {}
     """Completions by reason."""
+    statistics: BuildStatistics | None = None
     failure: Failure | None = None
     """What the calls alone show: `provider`, `no_completions`, or the builder's own error."""
 

@@ -140,7 +140,7 @@ class Trace(Part, frozen=True, kw_only=True):
     break_reason: str | None = None
     """Why the chain ends here; None: the session ended."""
     break_detail: str | None = None
-    """Who changed the history: `client`, `template`."""
+    """What changed the history: `client`, `template`, or `bytes`: ids that end inside a character are no text."""
     cut: int = 0
     """Ids left out at the end because of a length limit; the completions that began there are set aside."""
     shares: Shared | None = None

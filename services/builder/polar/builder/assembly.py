@@ -1,8 +1,8 @@
 """From a strategy's chains to a trajectory's traces.
 
 A strategy only says which samples follow each other; everything a trainer relies on is made here, the same for every
-strategy: ids come from the pool, mask 1 can stand on sampled ids only, and `exact` is claimed only where the pool
-shows, id for id, that the context before a sampled turn is the one the engine had.
+strategy: ids come from the pool, mask 1 can stand on sampled ids only, `exact` is claimed only where the pool shows, id
+for id, that the context before a sampled turn is the one the engine had, and what a length limit leaves out is said.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
-from polar.schemas import Context, Drift, Label, Pool, Trace, Turn
+from polar.schemas import Context, Drift, Label, MediaPart, Pool, SetAside, Shared, Trace, Turn
 from polar.schemas import Span as WireSpan
 from polar.schemas.ids import derived
 
 from .config import TrainConfig
 from .messages import runs
-from .pool import Packed, Span, joined, skipped
+from .pool import Packed, Span, joined, shared, skipped, taken
 from .samples import Material, Sample
-from .turns import turns_of
+from .turns import cut_at, turns_of
 
 MASKED_BY_DRIFT: Final = "retokenized"
+TOO_LONG: Final = "max_tokens"
 
 
 class Drifted(NamedTuple):
-    """How a prompt renders the reply it continues, where not as sampled."""
+    """A stretch of a reply that a later prompt renders as other ids."""
 
     position: int
-    """First differing position within the reply."""
+    """Its first id, from the reply's start; negative: in the generation prompt before it."""
     sampled: int
     canonical: int
 
@@ -41,8 +43,8 @@ class Link:
     sample: Sample
     standing: int = 0
     """The first so many ids of its prompt are stood for by what the chain holds already; 0 in the first link."""
-    drift: Drifted | None = None
-    """How its prompt renders the reply before it; None: as sampled."""
+    drift: tuple[Drifted, ...] = ()
+    """How its prompt renders the reply before it, where not as sampled."""
 
 
 @dataclass(slots=True)
@@ -51,24 +53,41 @@ class Chain:
 
     links: list[Link]
     label: Label = Label.MAIN
+    label_by: str = ""
+    """What showed it."""
     break_reason: str | None = None
+    break_detail: str | None = None
     mask_drift: bool = False
     """Mask the turns whose context is retokenized."""
+    branch_of: int | None = None
+    """The place, among the chains, of an earlier one with which it begins alike, where a trainer is to be told."""
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def assemble(
-    material: Material, chains: list[Chain], config: TrainConfig, trajectory_id: str
-) -> tuple[Pool, list[Trace]]:
+class Assembled(NamedTuple):
+    pool: Pool
+    traces: list[Trace]
+    set_aside: list[SetAside]
+    """Samples that no trace has room for."""
+
+
+def assemble(material: Material, chains: list[Chain], config: TrainConfig, trajectory_id: str) -> Assembled:
     """Pool and traces, in the order of `chains`. Deterministic."""
-    segments = [_segments(chain) for chain in chains]
+    fitted = [_fit(chain, config.max_tokens_per_trace) for chain in chains]
+    kept = {place: number for number, place in enumerate(i for i, one in enumerate(fitted) if one.links)}
+    segments = [joined(taken(_segments(one.links), one.length)) if one.links else [] for one in fitted]
     packed = material.tokens.pack(span for one in segments for span in one)
     messages = _Numbers()
     tools = _Numbers()
     traces = []
-    for chain, spans in zip(chains, segments, strict=True):
-        first = chain.links[0].sample
-        turns, drift = _turns(material, chain, config, tools)
+    for place in kept:
+        chain, fit, spans = chains[place], fitted[place], segments[place]
+        first = fit.links[0].sample
+        turns, drift = _turns(material, chain, fit.links, config, tools)
+        if fit.cut:
+            turns = cut_at(turns, fit.length)
+        trainable = chain.label in config.train_labels
+        rewarded = chain.label in (config.train_labels if config.reward_labels is None else config.reward_labels)
         traces.append(
             Trace(
                 trace_id=derived("trace", trajectory_id, first.completion.completion_id, first.choice.index),
@@ -76,40 +95,87 @@ def assemble(
                 prompt_length=first.prompt_length,
                 turns=turns,
                 label=chain.label,
-                trainable=chain.label in config.train_labels,
+                label_by=chain.label_by,
+                trainable=trainable,
+                rewarded=None if rewarded is trainable else rewarded,
                 prompt_messages=messages.spans(first.messages.tolist()),
-                response_messages=messages.spans(_response_messages(chain)),
+                response_messages=messages.spans(_response_messages(fit.links)),
+                policy_versions=list(dict.fromkeys(span.version for turn in turns for span in turn.policy)),
+                media=_media(fit.links),
                 drift=drift,
-                break_reason=chain.break_reason,
+                break_reason=TOO_LONG if fit.cut else chain.break_reason,
+                break_detail=None if fit.cut else chain.break_detail,
+                cut=fit.cut,
+                shares=_shares(chain, kept, segments, spans),
                 metadata=dict(chain.metadata),
             )
         )
-    return _pool(material, packed, messages, tools), traces
+    aside = [_too_long(one, config.max_tokens_per_trace) for fit in fitted for one in fit.dropped]
+    return Assembled(_pool(material, packed, messages, tools), traces, aside)
 
 
-def _segments(chain: Chain) -> list[Span]:
-    first = chain.links[0].sample
+class _Fitted(NamedTuple):
+    """As much of a chain as a trace may hold."""
+
+    links: list[Link]
+    length: int
+    """Ids of the trace; it ends with a sampled one."""
+    cut: int
+    dropped: list[Sample]
+
+
+def _fit(chain: Chain, limit: int | None) -> _Fitted:
+    at, kept, length = 0, 0, 0
+    for link in chain.links:
+        at += link.sample.prompt_length - link.standing
+        if limit is None or at < limit:
+            kept += 1
+            length = at + link.sample.reply_length
+        at += link.sample.reply_length
+    length = length if limit is None else min(length, limit)
+    return _Fitted(chain.links[:kept], length, at - length, [link.sample for link in chain.links[kept:]])
+
+
+def _too_long(sample: Sample, limit: int | None) -> SetAside:
+    return SetAside(
+        completion_id=sample.completion.completion_id,
+        reason=TOO_LONG,
+        attempt=sample.completion.attempt,
+        detail=f"its trace has {limit} ids before it begins; see builder.config.max_tokens_per_trace",
+    )
+
+
+def _segments(links: list[Link]) -> list[Span]:
+    first = links[0].sample
     spans = [*first.prompt, first.reply]
-    for link in chain.links[1:]:
+    for link in links[1:]:
         spans += skipped(link.sample.prompt, link.standing)
         spans.append(link.sample.reply)
     return joined(spans)
 
 
-def _turns(material: Material, chain: Chain, config: TrainConfig, tools: _Numbers) -> tuple[list[Turn], list[Drift]]:
+def _shares(chain: Chain, kept: dict[int, int], segments: list[list[Span]], spans: list[Span]) -> Shared | None:
+    if chain.branch_of is None or chain.branch_of not in kept:
+        return None
+    length = shared(segments[chain.branch_of], spans)
+    return Shared(trace=kept[chain.branch_of], length=length) if length else None
+
+
+def _turns(
+    material: Material, chain: Chain, links: list[Link], config: TrainConfig, tools: _Numbers
+) -> tuple[list[Turn], list[Drift]]:
     turns: list[Turn] = []
     drift: list[Drift] = []
     context = Context.EXACT
     at = 0
     before: Sample | None = None
     pieces = range(0)
-    for link in chain.links:
+    for link in links:
         sample = link.sample
         if before is not None:
             if not _exact(before, link):
                 context = Context.RETOKENIZED
-            if link.drift is not None:
-                drift.append(_drift(turns, pieces, link.drift))
+            drift += (_drift(turns, pieces, one) for one in link.drift)
         at += sample.prompt_length - link.standing
         masked = MASKED_BY_DRIFT if chain.mask_drift and context is Context.RETOKENIZED else None
         known = len(turns)
@@ -131,7 +197,7 @@ def _turns(material: Material, chain: Chain, config: TrainConfig, tools: _Number
 def _drift(turns: list[Turn], pieces: range, drifted: Drifted) -> Drift:
     """`drifted` of the sample whose turns are `pieces`, told of the piece it begins in."""
     place = turns[pieces[0]].start + drifted.position
-    turn = max(one for one in pieces if turns[one].start <= place)
+    turn = max((one for one in pieces if turns[one].start <= place), default=pieces[0])
     return Drift(turn=turn, position=place - turns[turn].start, sampled=drifted.sampled, canonical=drifted.canonical)
 
 
@@ -140,14 +206,31 @@ def _exact(before: Sample, link: Link) -> bool:
     return link.standing == before.end and before.index in link.sample.extends
 
 
-def _response_messages(chain: Chain) -> list[int]:
-    found = [chain.links[0].sample.reply_message]
-    before = chain.links[0].sample
-    for link in chain.links[1:]:
+def _response_messages(links: list[Link]) -> list[int]:
+    before = links[0].sample
+    found = [before.reply_message]
+    for link in links[1:]:
+        known = len(before.messages)
+        if len(link.sample.normals) > known and int(link.sample.normals[known]) != before.reply_normal:
+            # the ids are the same, the message is not (a client that joined a cut reply and its end): as it was shown
+            found[-1] = int(link.sample.messages[known])
         # the history's echo of the reply is left out: the reply itself stands there
-        found += link.sample.messages[len(before.messages) + 1 :].tolist()
+        found += link.sample.messages[known + 1 :].tolist()
         found.append(link.sample.reply_message)
         before = link.sample
+    return found
+
+
+def _media(links: list[Link]) -> list[MediaPart]:
+    """Media by their place in the trace."""
+    found = list(links[0].sample.media)
+    at = links[0].sample.end
+    for link in links[1:]:
+        sample = link.sample
+        for one in sample.media[len(found) :]:
+            place = one.offset if one.offset < 0 else one.offset + at - link.standing
+            found.append(msgspec.structs.replace(one, offset=place))
+        at += sample.end - link.standing
     return found
 
 

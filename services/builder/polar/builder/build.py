@@ -31,8 +31,9 @@ from .config import ConfigWrong
 from .registry import UnknownStrategy, load
 from .samples import Material, read
 from .session import Account, Entry, SessionState, Verdict
+from .texts import Tokenizers
 
-FORMAT: Final = "1"
+FORMAT: Final = "2"
 """Changes when the common part of all strategies would give other trajectories."""
 
 
@@ -40,13 +41,20 @@ class NotAccounted(RuntimeError):
     """A strategy lost a completion, used one twice, or joined samples that cannot be joined."""
 
 
-def rebuild(records: Iterable[Entry], spec: BuilderSpec | None = None, *, allowed: Collection[str] = ()) -> Trajectory:
+def rebuild(
+    records: Iterable[Entry],
+    spec: BuilderSpec | None = None,
+    *,
+    allowed: Collection[str] = (),
+    tokenizers: Tokenizers | None = None,
+) -> Trajectory:
     """The trajectory of one session from its records in log order; later ones than the closing record are ignored.
 
     Args:
         records: from `SessionOpened` on.
         spec: the builder; None: the one the session was opened with.
         allowed: names of outside strategies that may be loaded.
+        tokenizers: those that `spec` may name.
 
     Raises:
         ValueError: the records do not begin with `SessionOpened`, or hold no closing record.
@@ -66,7 +74,7 @@ def rebuild(records: Iterable[Entry], spec: BuilderSpec | None = None, *, allowe
             break
     if state is None:
         raise ValueError("no records")
-    return build(state.account(), bodies, spec, allowed=allowed)
+    return build(state.account(), bodies, spec, allowed=allowed, tokenizers=tokenizers)
 
 
 def build(
@@ -75,6 +83,7 @@ def build(
     spec: BuilderSpec | None = None,
     *,
     allowed: Collection[str] = (),
+    tokenizers: Tokenizers | None = None,
 ) -> Trajectory:
     """The trajectory of a session at its closing record.
 
@@ -82,20 +91,20 @@ def build(
         account: from `SessionState.account`.
         bodies: the session's captured completions in log order; those that do not count are left out here.
         spec: as in `rebuild`.
-        allowed: as in `rebuild`.
+        allowed, tokenizers: as in `rebuild`.
     """
     spec = spec or account.opened.builder
     wanted = account.captured
     name = trajectory_id(account.opened.session_id, account.attempt, canonical(spec).decode())
     try:
         strategy = load(spec.strategy, allowed)(spec)
-        material = read(one for one in bodies if one.completion_id in wanted)
+        material = read((one for one in bodies if one.completion_id in wanted), tokenizers)
         missing = wanted.difference(material.completions)
         if missing:
             raise NotAccounted(f"{len(missing)} captured completions were not handed to the build")
         chains, left_out = strategy.chains(material)
         _check(material, chains, left_out)
-        pool, traces = assemble(material, chains, strategy.config, name)
+        pool, traces, too_long = assemble(material, chains, strategy.config, name)
     except (ConfigWrong, UnknownStrategy) as error:
         return failed(account, spec, Failure(kind=FailureKind.TASK, message=str(error), stage="BUILT"))
     except Exception as error:  # noqa: BLE001 - the boundary to strategies, which may be anyone's
@@ -114,7 +123,7 @@ def build(
         outcome=account.outcome,
         pool=pool,
         traces=traces,
-        set_aside=[*account.set_aside(), *material.set_aside, *left_out],
+        set_aside=[*account.set_aside(), *material.set_aside, *left_out, *too_long],
         closing=account.closing,
         opening=account.opening,
         captured=len(wanted),
@@ -174,6 +183,7 @@ def summarize(trajectory: Trajectory, account: Account) -> BuildSummary:
         trained_tokens=sum(trained(trace.turns) for trace in trajectory.traces if trace.trainable),
         prompt_tokens=sum(trace.prompt_length for trace in trajectory.traces),
         set_aside=dict(sorted(reasons.items())),
+        statistics=trajectory.statistics(),
         failure=trajectory.error or _shown_by_calls(account),
     )
 

@@ -56,10 +56,32 @@ def _call(call: Any) -> Any:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:
+            arguments = plain(json.loads(arguments))
+        except (ValueError, RecursionError):
             arguments = arguments.strip()
     return {"name": function.get("name"), "arguments": arguments or {}}
+
+
+def plain(value: Any) -> Any:
+    """A JSON value with 1.0 as 1: JSON has one kind of number, and clients in JavaScript send it back so."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return value
+
+
+def text_of(message: Message) -> str:
+    """What a message says in words; images and calls left out."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return ""
 
 
 class MessagePool:
@@ -71,6 +93,8 @@ class MessagePool:
         self._by_text: dict[bytes, tuple[int, int]] = {}
         self._normals: dict[bytes, int] = {}
         self._tools_by_text: dict[bytes, int] = {}
+        self._paths: dict[tuple[int, int], int] = {}
+        self._parents: list[int] = []
 
     def add(self, message: Message) -> tuple[int, int]:
         """The message's number and the number of its normal form."""
@@ -81,6 +105,20 @@ class MessagePool:
             known = self._by_text[text] = len(self.messages), form
             self.messages.append(message)
         return known
+
+    def path(self, before: int, normal: int) -> int:
+        """The number of a conversation: that of number `before` (-1: none yet), then a message of this normal form.
+
+        Two conversations have the same number exactly where their messages say the same.
+        """
+        known = self._paths.setdefault((before, normal), len(self._parents))
+        if known == len(self._parents):
+            self._parents.append(before)
+        return known
+
+    def path_before(self, path: int) -> int:
+        """The conversation without its last message; -1: it had one only."""
+        return self._parents[path]
 
     def add_tools(self, tools: Tools) -> int:
         text = _encode(tools)

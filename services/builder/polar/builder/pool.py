@@ -1,9 +1,10 @@
 """The token pool: every distinct run of ids once, and which sequences begin alike.
 
 A session's prompts repeat each other almost wholly. The pool keeps the ids of all sequences in one growing array and a
-radix tree over it: taking a prompt in costs one array comparison along what is known and an append of what is new, and
-the same walk tells which earlier prompts and which earlier prompts-with-reply this prompt begins with. A conversation
-that only grows is one node and one span, however many calls it has; nodes split where sequences part.
+radix tree over it. A prompt is taken in as an earlier sequence and ids after it (nothing and all of them, where it came
+whole): that costs array comparisons along what of those ids is known and an append of what is new; where it ends, the
+tree tells which earlier prompts and which earlier prompts-with-reply it begins with. A conversation that only grows is
+one node and one span, however many calls it has; nodes split where sequences part.
 
 Sampled ids always get a run of their own, since each carries its own log-probability, even where the ids were seen
 before. Spans are half-open `(start, end)` positions in the array. It must not know what a completion is.
@@ -11,9 +12,9 @@ before. Spans are half-open `(start, end)` positions in the array. It must not k
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ Span = tuple[int, int]
 
 FIRST_LOOK = 1024
 """Ids compared before the rest: sequences that part early are told apart without reading them wholly."""
+
+
+MOST_INDEX: Final = 2**62
 
 
 def common_prefix(one: Ids, other: Ids) -> int:
@@ -50,50 +54,50 @@ def common_suffix(one: Ids, other: Ids) -> int:
 class _Node:
     """A run of ids in the tree. Marks are `(depth, who)`, sorted, with `depth` within this node's reach."""
 
-    __slots__ = ("children", "depth", "end", "prompts", "replies", "start")
+    __slots__ = ("children", "depth", "end", "parent", "prompts", "replies", "start")
 
-    def __init__(self, start: int, end: int, depth: int) -> None:
+    def __init__(self, start: int, end: int, depth: int, parent: _Node | None) -> None:
         self.start = start
         self.end = end
         self.depth = depth
         """Ids before this run."""
+        self.parent = parent
         self.children: dict[int, _Node] = {}
         """By their first id."""
         self.prompts: list[tuple[int, int]] = []
         self.replies: list[tuple[int, int]] = []
 
 
-class Walk(NamedTuple):
-    """How far a sequence is known."""
-
-    path: list[tuple[_Node, int]]
-    """Nodes and how many of each one's ids match."""
-    length: int
-
-    def spans(self) -> list[Span]:
-        return joined((node.start, node.start + taken) for node, taken in self.path)
-
-    def prompts(self) -> list[int]:
-        """Who put in a prompt that this sequence begins with: longest first, then oldest."""
-        return self._marks("prompts")
-
-    def replies(self) -> list[int]:
-        """Who put in a prompt with a reply that this sequence begins with: longest first, then oldest."""
-        return self._marks("replies")
-
-    def _marks(self, name: str) -> list[int]:
-        found: list[tuple[int, int]] = []
-        for node, taken in self.path:
-            reach = node.depth + taken
-            found += [(-depth, who) for depth, who in getattr(node, name) if depth <= reach]
-        return [who for _, who in sorted(found)]
-
-
 class Place(NamedTuple):
-    """A position in the tree: after the first `taken` ids of `node`."""
+    """A position in the tree: after the first `taken` ids of `node`. Good until the next addition."""
 
     node: _Node
     taken: int
+
+    @property
+    def depth(self) -> int:
+        """Ids of the sequence up to here."""
+        return self.node.depth + self.taken
+
+    def prompts(self) -> Iterator[int]:
+        """Who put in a prompt with which the sequence up to here begins: longest first, then oldest."""
+        return self._marks("prompts")
+
+    def replies(self) -> Iterator[int]:
+        """Who put in a prompt with a reply with which the sequence up to here begins: longest first, then oldest."""
+        return self._marks("replies")
+
+    def _marks(self, name: str) -> Iterator[int]:
+        node: _Node | None = self.node
+        reach = self.depth
+        while node is not None:
+            marks: list[tuple[int, int]] = getattr(node, name)
+            end = bisect_right(marks, (reach, MOST_INDEX))
+            while end:
+                start = bisect_left(marks, (marks[end - 1][0], -MOST_INDEX), 0, end)
+                yield from (who for _, who in marks[start:end])
+                end = start
+            node = node.parent
 
 
 class TokenPool:
@@ -103,29 +107,43 @@ class TokenPool:
         self.size = 0
         self._ids = np.empty(4096, TokenIds.dtype)
         self._logprobs = np.empty(4096, Logprobs.dtype)
-        self._root = _Node(0, 0, 0)
+        self._root = _Node(0, 0, 0, None)
+        self._starts = [0]
+        self._nodes = [self._root]
+        """In the order of their runs, which do not overlap."""
 
-    def add_prompt(self, ids: Ids) -> tuple[Walk, list[Span], Place]:
-        """Takes a given sequence in: what was known of it before, its spans, and its end for `add_reply`."""
-        walk = self._walk(ids, Place(self._root, 0))
-        spans = walk.spans()
-        place = Place(*walk.path[-1])
+    def add_given(self, before: Sequence[Span], ids: Ids) -> tuple[list[Span], Place]:
+        """Takes ids in that were given after the sequence `before`, itself as given back from here.
+
+        The spans of the whole, and its end. Costs the new ids, not those before.
+        """
+        place = self._end_of(before)
+        walk = self._walk(ids, place)
+        spans, place = walk.spans, walk.place
         if walk.length < len(ids):
             start = self._append(ids[walk.length :], None)
-            spans = joined([*spans, (start, self.size)])
+            spans.append((start, self.size))
             place = self._attach(place, start, self.size)
-        return walk, spans, place
+        return joined(spans, before), place
 
-    def add_reply(self, after: Place, ids: Ids, logprobs: npt.NDArray[np.float32], who: int) -> Span:
-        """Takes ids in that were sampled after `after`, in a run of their own, and marks both ends as `who`'s."""
-        insort(after.node.prompts, (after.node.depth + after.taken, who))
+    def add_reply(
+        self, before: Sequence[Span], ids: Ids, logprobs: npt.NDArray[np.float32], who: int
+    ) -> tuple[Span, list[Span]]:
+        """Takes ids in that were sampled after the prompt `before`, and marks both ends as `who`'s.
+
+        The run of their own, and the spans of prompt and reply as a later prompt has them.
+        """
+        after = self._end_of(before)
+        insort(after.node.prompts, (after.depth, who))
         start = self._append(ids, logprobs)
+        end = self.size
         walk = self._walk(ids, after)
-        place = Place(*walk.path[-1])
+        spans, place = walk.spans, walk.place
         if walk.length < len(ids):
-            place = self._attach(place, start + walk.length, self.size)
-        insort(place.node.replies, (place.node.depth + place.taken, who))
-        return start, self.size
+            spans.append((start + walk.length, end))
+            place = self._attach(place, start + walk.length, end)
+        insort(place.node.replies, (place.depth, who))
+        return (start, end), joined(spans, before)
 
     def ids(self, span: Span) -> Ids:
         """A view; good until the next addition."""
@@ -166,21 +184,29 @@ class TokenPool:
         self.size = end
         return start
 
-    def _walk(self, ids: Ids, place: Place) -> Walk:
+    def _end_of(self, spans: Sequence[Span]) -> Place:
+        """Where a sequence that is known wholly ends."""
+        if not spans:
+            return Place(self._root, 0)
+        last = spans[-1][1]
+        node = self._nodes[bisect_right(self._starts, last - 1) - 1]
+        return Place(node, last - node.start)
+
+    def _walk(self, ids: Ids, place: Place) -> _Walk:
         node, before = place
-        path: list[tuple[_Node, int]] = []
+        spans: list[Span] = []
         done = 0
         while True:
-            same = common_prefix(self._ids[node.start + before : node.end], ids[done:])
+            start = node.start + before
+            same = common_prefix(self._ids[start : node.end], ids[done:])
             done += same
-            path.append((node, before + same))
-            if done == len(ids) or before + same < node.end - node.start:
-                break
+            spans.append((start, start + same))
+            if done == len(ids) or start + same < node.end:
+                return _Walk(spans, Place(node, before + same), done)
             child = node.children.get(int(ids[done]))
             if child is None:
-                break
+                return _Walk(spans, Place(node, before + same), done)
             node, before = child, 0
-        return Walk(path, done)
 
     def _attach(self, place: Place, start: int, end: int) -> Place:
         """Puts the run `start` to `end` behind `place`, which no child of it continues."""
@@ -191,19 +217,36 @@ class TokenPool:
         elif not node.children and node.end == start:
             node.end = end  # the conversation goes on where the array ends: still one node
             return Place(node, end - node.start)
-        child = _Node(start, end, node.depth + taken)
+        child = _Node(start, end, node.depth + taken, node)
         node.children[int(self._ids[start])] = child
+        self._keep(child)
         return Place(child, end - start)
 
     def _split(self, node: _Node, taken: int) -> None:
-        tail = _Node(node.start + taken, node.end, node.depth + taken)
+        tail = _Node(node.start + taken, node.end, node.depth + taken, node)
         tail.children, node.children = node.children, {}
+        for child in tail.children.values():
+            child.parent = tail
         for name in ("prompts", "replies"):
             marks = getattr(node, name)
             setattr(node, name, [mark for mark in marks if mark[0] <= tail.depth])
             setattr(tail, name, [mark for mark in marks if mark[0] > tail.depth])
         node.end = tail.start
         node.children[int(self._ids[tail.start])] = tail
+        self._keep(tail)
+
+    def _keep(self, node: _Node) -> None:
+        at = bisect_right(self._starts, node.start)
+        self._starts.insert(at, node.start)
+        self._nodes.insert(at, node)
+
+
+class _Walk(NamedTuple):
+    """How far a sequence is known."""
+
+    spans: list[Span]
+    place: Place
+    length: int
 
 
 class Packed(NamedTuple):
@@ -219,9 +262,9 @@ class Packed(NamedTuple):
         return wire(joined(self.span(span) for span in spans))
 
 
-def joined(spans: Iterable[Span]) -> list[Span]:
-    """The same positions with empty spans left out and neighbours made one."""
-    found: list[Span] = []
+def joined(spans: Iterable[Span], before: Sequence[Span] = ()) -> list[Span]:
+    """The positions of `before`, which are joined already, and of `spans`: without empty ones, neighbours made one."""
+    found: list[Span] = list(before)
     for start, end in spans:
         if start == end:
             continue
@@ -232,6 +275,19 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
+def shared(one: Sequence[Span], other: Sequence[Span]) -> int:
+    """How many positions both begin with. Of two prompts of one pool: how many ids, since the pool holds a beginning
+    that several prompts have in one place."""
+    length = 0
+    for here, there in zip(one, other, strict=False):
+        if here[0] != there[0]:
+            break
+        length += min(here[1], there[1]) - here[0]
+        if here[1] != there[1]:
+            break
+    return length
+
+
 def skipped(spans: Iterable[Span], count: int) -> Iterator[Span]:
     """`spans` without their first `count` positions."""
     for start, end in spans:
@@ -239,6 +295,15 @@ def skipped(spans: Iterable[Span], count: int) -> Iterator[Span]:
         count -= cut
         if start + cut < end:
             yield start + cut, end
+
+
+def taken(spans: Iterable[Span], count: int) -> Iterator[Span]:
+    """The first `count` positions of `spans`."""
+    for start, end in spans:
+        if count <= 0:
+            return
+        yield start, min(end, start + count)
+        count -= end - start
 
 
 def wire(spans: Iterable[Span]) -> list[WireSpan]:

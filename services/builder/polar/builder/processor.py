@@ -32,6 +32,7 @@ from .bodies import Bodies
 from .build import build, failed, summarize
 from .metrics import BuilderMetrics
 from .session import Account, CallState, Entry, SessionState, Verdict
+from .texts import Tokenizers
 
 _log = structlog.get_logger(__name__)
 
@@ -41,11 +42,19 @@ SessionEvent = SessionOpened | AttemptFenced | SessionClosed | SessionFinal | Br
 class SessionProcessor:
     """Open sessions of one partition. A `polar.bus.Processor`."""
 
-    def __init__(self, bodies: Bodies, metrics: BuilderMetrics, clock: Clock, allowed: Collection[str]) -> None:
+    def __init__(
+        self,
+        bodies: Bodies,
+        metrics: BuilderMetrics,
+        clock: Clock,
+        allowed: Collection[str],
+        tokenizers: Tokenizers | None = None,
+    ) -> None:
         self._bodies = bodies
         self._metrics = metrics
         self._clock = clock
         self._allowed = allowed
+        self._tokenizers = tokenizers
         self._open: dict[str, SessionState] = {}
         """In the order of their opening records."""
 
@@ -89,7 +98,7 @@ class SessionProcessor:
     async def _build(self, account: Account, record: Record, send: Send) -> None:
         session = account.opened.session_id
         started = self._clock.monotonic()
-        make = partial(_made, account, self._allowed)
+        make = partial(_made, account, self._allowed, self._tokenizers)
         trajectory, summary = await self._bodies.use(session, make)
         seconds = self._clock.monotonic() - started
         try:
@@ -134,9 +143,9 @@ class SessionProcessor:
 
 
 def _made(
-    account: Account, allowed: Collection[str], bodies: Iterator[CompletionCaptured]
+    account: Account, allowed: Collection[str], tokenizers: Tokenizers | None, bodies: Iterator[CompletionCaptured]
 ) -> tuple[Trajectory, BuildSummary]:
-    trajectory = build(account, bodies, allowed=allowed)
+    trajectory = build(account, bodies, allowed=allowed, tokenizers=tokenizers)
     return trajectory, summarize(trajectory, account)
 
 

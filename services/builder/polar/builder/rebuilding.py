@@ -33,6 +33,7 @@ from .metrics import BuilderMetrics
 from .processor import SessionProcessor
 from .rebuild_index import Named, SessionIndex, State
 from .rebuild_select import MARGIN_MS, Selection, look_back, sighting
+from .texts import Tokenizers
 
 TOPIC: Final = "completions"
 SKIP_RECORDS: Final = 2_000
@@ -80,6 +81,7 @@ class Rebuilder:
         selection: which sessions.
         spec: the builder; None: each session's own.
         allowed: strategies from outside that may be loaded.
+        tokenizers: those that `spec` may name.
         folder: for scratch files.
         memory_bytes: calls held in memory; more goes to a scratch file.
         watch: told the progress.
@@ -92,6 +94,7 @@ class Rebuilder:
         *,
         spec: BuilderSpec | None = None,
         allowed: Collection[str] = (),
+        tokenizers: Tokenizers | None = None,
         folder: Path,
         memory_bytes: int,
         watch: Watch = lambda *_: None,
@@ -100,6 +103,7 @@ class Rebuilder:
         self._selection = selection
         self._spec = spec
         self._allowed = allowed
+        self._tokenizers = tokenizers
         self._watch = watch
         self._store = BodyStore(folder, memory_bytes)
         self._metrics = BuilderMetrics(CollectorRegistry())
@@ -250,7 +254,9 @@ class Rebuilder:
             self._forgotten(partition, stretch)
 
     def _session(self) -> _Session:
-        processor = SessionProcessor(self._store.scope(), self._metrics, self._bus.clock, self._allowed)
+        processor = SessionProcessor(
+            self._store.scope(), self._metrics, self._bus.clock, self._allowed, self._tokenizers
+        )
         return _Session(self._bus, processor)
 
 

@@ -1,7 +1,8 @@
 """Builder strategies by name, loaded when first wanted.
 
-Built in: `prefix_merging` and `per_request`. One's own: an entry point of group `polar.builders`, or `module:Class`;
-either only if the operator allows it by name (`POLAR_BUILDER_ALLOW`), since a task may come from anyone.
+Built in: `prefix_merging`, `per_request` and `prefix_tree`. One's own: an entry point of group `polar.builders`, or
+`module:Class`; either only if the operator allows it by name (`POLAR_BUILDER_ALLOW`), since a task may come from
+anyone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ GROUP: Final = "polar.builders"
 BUILT_IN: Final = {
     "prefix_merging": "polar.builder.strategies.prefix_merging:PrefixMerging",
     "per_request": "polar.builder.strategies.per_request:PerRequest",
+    "prefix_tree": "polar.builder.strategies.prefix_tree:PrefixTree",
 }
 
 

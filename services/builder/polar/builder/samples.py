@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -19,11 +21,14 @@ from polar.schemas import Choice, CompletionCaptured, Logprobs, MediaPart, Promp
 from polar.schemas.prompts import BaseExpired, resolve
 
 from .messages import Message, MessagePool
-from .pool import Ids, Span, TokenPool
+from .pool import Ids, Span, TokenPool, shared, skipped, taken
+from .texts import Tokenizers
 
 Numbers = npt.NDArray[np.int32]
-"""Shape `(messages, 2)`: of each message and of its normal form."""
+"""Shape `(messages, 3)`: of each message, of its normal form, and of the conversation up to it."""
 
+NEAREST: Final = 32
+"""Earlier calls that a sample knows by ids: all would be one for each pair of calls, and only the longest matter."""
 _NO_IDS = TokenIds()
 _NO_PROMPT = Prompt(ids=_NO_IDS)
 
@@ -46,6 +51,10 @@ class Sample:
     """Numbers of the prompt's messages."""
     normals: npt.NDArray[np.int32]
     """Numbers of their normal forms."""
+    paths: npt.NDArray[np.int32]
+    """Numbers of the conversation up to each of them (`MessagePool.path`)."""
+    said: int
+    """Number of the conversation with the reply."""
     reply_message: int
     reply_normal: int
     tools: int | None
@@ -54,9 +63,25 @@ class Sample:
     """Equal exactly where tools are."""
     media: tuple[MediaPart, ...]
     extends: tuple[int, ...]
-    """Earlier samples whose prompt and reply are, id for id, the beginning of this prompt; longest first."""
+    """The longest earlier samples with whose prompt and reply, id for id, this prompt begins; longest first."""
     starts_like: tuple[int, ...]
-    """Earlier samples whose prompt is the beginning of this prompt (or all of it); longest first."""
+    """The longest earlier samples with whose prompt this prompt begins, or which it equals; longest first."""
+
+    @property
+    def path(self) -> int:
+        """Number of the conversation that the prompt is; -1: it has no messages."""
+        return int(self.paths[-1]) if len(self.paths) else -1
+
+    @property
+    def place(self) -> int:
+        """Where the prompt ends in the pool; equal prompts end in one place."""
+        return self.prompt[-1][1]
+
+    @property
+    def engine(self) -> str:
+        """Which tokenizer its ids are of, as far as the record says."""
+        engine = self.completion.engine
+        return engine.tokenizer_sha256 or engine.model
 
     @property
     def reply_length(self) -> int:
@@ -78,60 +103,51 @@ class Material:
     set_aside: list[SetAside] = field(default_factory=list)
     completions: list[str] = field(default_factory=list)
     """Ids of all completions read, in log order."""
+    tokenizers: Tokenizers = field(default_factory=Tokenizers)
 
     def prompt_ids(self, sample: Sample, start: int = 0) -> Ids:
         """A sample's prompt from position `start` on."""
-        return self.tokens.gather(sample.prompt)[start:]
+        spans = sample.prompt if not start else list(skipped(sample.prompt, start))
+        return self.tokens.gather(spans)
 
     def reply_ids(self, sample: Sample) -> Ids:
         return self.tokens.ids(sample.reply)
 
 
-def read(completions: Iterable[CompletionCaptured]) -> Material:
+def read(completions: Iterable[CompletionCaptured], tokenizers: Tokenizers | None = None) -> Material:
     """Takes the captured completions of one attempt, in log order; a second one of the same id is dropped."""
     reader = _Reader()
+    reader.material.tokenizers = tokenizers or Tokenizers()
     for completion in completions:
         reader.take(completion)
     return reader.material
 
 
 class _Known:
-    """A completion in the pools: what delta prompts refer to (`polar.schemas.prompts.Earlier`)."""
+    """A completion in the pools: what delta prompts refer to (`polar.schemas.prompts.Earlier`).
 
-    def __init__(self, material: Material, prompt: Prompt, spans: list[Span], numbers: Numbers) -> None:
-        """`prompt`: whole; `spans`: its ids; `numbers`: its messages and their normal forms."""
+    Its ids and messages stay where they are: a prompt that refers to it is resolved to what it adds, and goes on from
+    `spans` and `numbers`, so that taking a call costs what is new in it.
+    """
+
+    def __init__(self, prompt: Prompt, spans: list[Span], length: int, numbers: Numbers) -> None:
+        """`prompt`: its tools and media are whole; `spans`, `length`, `numbers`: of all of its ids and messages."""
         self.tools = prompt.tools
         self.tools_sha256 = prompt.tools_sha256
         self.media = tuple(prompt.media)
-        self.length = len(prompt.ids)
+        self.spans = spans
+        self.length = length
         self.numbers = numbers
-        self._material = material
-        self._spans = spans
-        self._lost = _NO_IDS
-        """Ids of the first choice, where they are in no pool."""
-
-    def reply(self, choice: Choice, number: tuple[int, int], span: Span | None) -> None:
-        """The first choice; `span` is None where it is no sample."""
-        self.length += len(choice.ids)
-        self.numbers = np.vstack([self.numbers, np.array([number], np.int32)])
-        if span is not None:
-            self._spans = [*self._spans, span]
-        else:
-            self._lost = choice.ids
 
     @property
     def message_count(self) -> int:
         return len(self.numbers)
 
     def ids(self, start: int, end: int) -> TokenIds:
-        pooled = self._material.tokens.gather(self._spans)
-        found: TokenIds = TokenIds.concat(
-            [TokenIds(pooled[start:end]), self._lost.slice(max(start - len(pooled), 0), max(end - len(pooled), 0))]
-        )
-        return found
+        return _NO_IDS
 
     def messages(self, start: int, end: int) -> list[Message]:
-        return [self._material.messages.messages[one] for one in self.numbers[start:end, 0].tolist()]
+        return []
 
 
 class _Reader:
@@ -151,33 +167,35 @@ class _Reader:
         except BaseExpired as error:
             self._aside(completion, "base_expired", str(error))
             return
-        numbers = self._numbers(prompt, completion.prompt)
-        ids = prompt.ids.array
+        numbers = self._numbers(prompt.messages, completion.prompt)
         tools = material.messages.add_tools(prompt.tools) if prompt.tools else None
-        walk, spans, place = material.tokens.add_prompt(ids)
-        known = self._known[completion.completion_id] = _Known(material, prompt, spans, numbers)
+        spans, place = material.tokens.add_given(self._before(completion.prompt), prompt.ids.array)
+        extends, starts_like = (tuple(islice(found, NEAREST)) for found in (place.replies(), place.prompts()))
+        known = self._known[completion.completion_id] = _Known(prompt, spans, place.depth, numbers)
+        length = place.depth
         choices = sorted(completion.choices, key=lambda one: one.index)
-        problem = _unusable(prompt, choices)
+        problem = _unusable(length, choices)
         if problem is not None:
             self._aside(completion, *problem)
-        extends, starts_like = tuple(walk.replies()), tuple(walk.prompts())
         for place_among, choice in enumerate(choices):
             message = material.messages.add(choice.message)
-            reply: Span | None = None
+            said = material.messages.path(_last_path(numbers), message[1])
             wrong = problem or _problem(choice)
             if wrong is None:
                 index = len(material.samples)
-                reply = material.tokens.add_reply(place, choice.ids.array, choice.logprobs.array, index)
+                reply, whole = material.tokens.add_reply(spans, choice.ids.array, choice.logprobs.array, index)
                 material.samples.append(
                     Sample(
                         index=index,
                         completion=msgspec.structs.replace(completion, prompt=_NO_PROMPT, choices=[]),
                         choice=msgspec.structs.replace(choice, ids=_NO_IDS, logprobs=Logprobs()),
                         prompt=spans,
-                        prompt_length=len(ids),
+                        prompt_length=length,
                         reply=reply,
                         messages=numbers[:, 0],
                         normals=numbers[:, 1],
+                        paths=numbers[:, 2],
+                        said=said,
                         reply_message=message[0],
                         reply_normal=message[1],
                         tools=tools,
@@ -187,21 +205,58 @@ class _Reader:
                         starts_like=starts_like,
                     )
                 )
-            elif problem is None:
-                self._aside(completion, *wrong, choice=choice.index if len(choices) > 1 else None)
+            else:
+                if problem is None:
+                    self._aside(completion, *wrong, choice=choice.index if len(choices) > 1 else None)
+                if place_among == 0:
+                    # no sample, but later prompts may refer to it
+                    whole, _ = material.tokens.add_given(spans, choice.ids.array)
             if place_among == 0:
-                known.reply(choice, message, reply)
+                known.spans, known.length = whole, length + len(choice.ids)
+                known.numbers = np.vstack([numbers, np.array([(*message, said)], np.int32)])
 
-    def _numbers(self, prompt: Prompt, written: Prompt) -> Numbers:
-        """Of the whole prompt's messages; those that stand in earlier calls have theirs."""
-        parts: list[Numbers] = []
-        at = 0
+    def _before(self, written: Prompt) -> list[Span]:
+        """The ids that a prompt refers to."""
+        spans: list[Span] = []
+        length = 0
         for base in () if written.base is None else (written.base, *written.more):
-            parts.append(self._known[base.completion_id].numbers[at : base.messages])
+            known = self._known[base.completion_id]
+            share = list(taken(known.spans, base.ids))
+            if shared(spans, share) < length:
+                # that call's own beginning was another: only what follows it is meant
+                ids = self.material.tokens.gather(list(skipped(share, length)))
+                share, _ = self.material.tokens.add_given(spans, ids.copy())
+            spans, length = share, base.ids
+        return spans
+
+    def _numbers(self, messages: list[Message], written: Prompt) -> Numbers:
+        """Of the whole prompt's messages, of which `messages` are its own; those in earlier calls have theirs."""
+        pool = self.material.messages
+        parts: list[Numbers] = [np.empty((0, 3), np.int32)]
+        at, path = 0, -1
+        for base in () if written.base is None else (written.base, *written.more):
+            part = self._known[base.completion_id].numbers[at : base.messages]
             at = base.messages
-        own = [self.material.messages.add(one) for one in prompt.messages[at:]]
-        parts.append(np.array(own, np.int32).reshape(-1, 2))
+            if not len(part):
+                continue
+            if pool.path_before(int(part[0, 2])) != path:
+                part = self._placed(part, path)  # that call's own beginning was another
+            path = _last_path(part)
+            parts.append(part)
+        own = []
+        for message in messages:
+            number, form = pool.add(message)
+            path = pool.path(path, form)
+            own.append((number, form, path))
+        parts.append(np.array(own, np.int32).reshape(-1, 3))
         return np.concatenate(parts)
+
+    def _placed(self, part: Numbers, path: int) -> Numbers:
+        """`part` behind the conversation `path`."""
+        placed = part.copy()
+        for row in placed:
+            row[2] = path = self.material.messages.path(path, int(row[1]))
+        return placed
 
     def _aside(self, completion: CompletionCaptured, reason: str, detail: str, *, choice: int | None = None) -> None:
         self.material.set_aside.append(
@@ -214,11 +269,15 @@ class _Reader:
         )
 
 
-def _unusable(prompt: Prompt, choices: list[Choice]) -> tuple[str, str] | None:
+def _last_path(numbers: Numbers) -> int:
+    return int(numbers[-1, 2]) if len(numbers) else -1
+
+
+def _unusable(length: int, choices: list[Choice]) -> tuple[str, str] | None:
     """Why no choice of a call can be a sample."""
     if not choices:
         return "empty", "no choice"
-    if not len(prompt.ids):
+    if not length:
         return "incomplete", "no prompt ids"
     return None
 

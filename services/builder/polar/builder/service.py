@@ -16,6 +16,7 @@ from .bodies import BodyStore
 from .metrics import BuilderMetrics
 from .processor import SessionProcessor
 from .settings import BuilderSettings
+from .texts import Tokenizers
 
 
 class BuilderService:
@@ -55,12 +56,15 @@ class BuilderService:
         """
         await self._bus.prepare()
         store = BodyStore(self._folder, self._settings.memory_bytes)
+        tokenizers = Tokenizers(self._settings.tokenizers)
         try:
             self._worker = PartitionWorker(
                 self._bus,
                 "completions",
                 "builder",
-                lambda _: SessionProcessor(store.scope(), self._metrics, self._bus.clock, self._settings.allow),
+                lambda _: SessionProcessor(
+                    store.scope(), self._metrics, self._bus.clock, self._settings.allow, tokenizers
+                ),
                 max_batch=self._settings.max_batch,
                 accept_loss=self._settings.accept_loss,
                 registry=self._registry,

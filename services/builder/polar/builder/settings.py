@@ -29,6 +29,11 @@ class BuilderSettings(PolarSettings):
         description="Builders that are not built in and may be used: names of entry points of `polar.builders`, or "
         "module:Class.",
     )
+    tokenizers: tuple[Path, ...] = Field(
+        (),
+        description="tokenizer.json files, or folders that hold one, that tasks may name by SHA-256 in "
+        "builder.config.tokenizer.",
+    )
     accept_loss: bool = Field(
         False,
         description="Go on where the log has already lost records that were not processed, instead of stopping; calls "

@@ -1,4 +1,4 @@
-"""What one sample is in a trace: its label, and its turns with what trains of them.
+"""What one sample is in a trace: its turns, with what trains of them.
 
 A sample is one turn, except where only a part of it may train (an id without log-probability, a stretch whose policy
 version is unknown): then it is several turns in a row, so that a missing number never costs its neighbours. Pure.
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from polar.schemas import ClientHints, Context, Label, LogprobsMode, PolicySpan, Turn
+from polar.schemas import Context, LogprobsMode, PolicySpan, RoutedExperts, Turn
 
 from .config import TrainConfig
 from .samples import Sample
@@ -21,25 +21,6 @@ from .samples import Sample
 CUT: Final = frozenset({"length", "abort", "error", "repetition"})
 """Finish reasons that are not the policy's own end of turn; a missing one is too."""
 ABORTED: Final = frozenset({"abort", "error"})
-
-_KINDS: Final = {
-    "compaction": Label.COMPACTION,
-    "compact": Label.COMPACTION,
-    "summarize": Label.COMPACTION,
-    "side": Label.SIDE,
-    "title": Label.SIDE,
-    "probe": Label.SIDE,
-    "classifier": Label.SIDE,
-    "quota": Label.SIDE,
-}
-
-
-def label_of(hints: ClientHints) -> Label:
-    """By the harness's own words; without any, `main`."""
-    kind = _KINDS.get((hints.request_kind or "").lower())
-    if kind is not None:
-        return kind
-    return Label.SUBAGENT if hints.subagent is not None else Label.MAIN
 
 
 def truncated(sample: Sample) -> bool:
@@ -112,8 +93,32 @@ def turns_of(
                 context=context,
                 trainable=why is None,
                 untrainable=why,
+                routed_experts=_experts(sample, start, context),
+                experts_dropped=_experts_dropped(sample, context),
             )
         )
+    return found
+
+
+def _experts(sample: Sample, start: int, context: Context) -> RoutedExperts | None:
+    claim = sample.choice.routed_experts
+    return None if claim is None or context is not Context.EXACT else RoutedExperts(claim=claim, start=start)
+
+
+def _experts_dropped(sample: Sample, context: Context) -> str | None:
+    """Routes belong to one context: on other ids before them they would be replayed in the wrong place."""
+    return None if sample.choice.routed_experts is None or context is Context.EXACT else str(context)
+
+
+def cut_at(turns: list[Turn], limit: int) -> list[Turn]:
+    """The turns within the first `limit` ids of their trace."""
+    found = []
+    for turn in turns:
+        if turn.end <= limit:
+            found.append(turn)
+        elif turn.start < limit:
+            policy = _clipped(turn.policy, 0, limit - turn.start)
+            found.append(msgspec.structs.replace(turn, end=limit, finish=None, truncated=True, policy=policy))
     return found
 
 

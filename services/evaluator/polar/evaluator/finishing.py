@@ -47,9 +47,9 @@ def finished(built: Trajectory, graded: SessionGraded) -> Trajectory:
 
 
 def _rewarded(trace: Trace, grade: Grade) -> Trace:
-    """A trainable trace gets the session's reward, unless the grade has one of its own for it."""
+    """A trace gets the session's reward if it trains or its builder was told so, or what the grade has for it alone."""
     own = grade.trace_rewards.get(trace.trace_id)
-    if not trace.trainable:
+    if not (trace.trainable if trace.rewarded is None else trace.rewarded):
         return trace if own is None else replace(trace, reward=own)
     return replace(trace, reward=grade.reward if own is None else own, rewards=grade.rewards)
 
@@ -113,6 +113,7 @@ def summary_of(trajectory: Trajectory) -> BuildSummary:
         trained_tokens=trained,
         prompt_tokens=sum(trace.prompt_length for trace in trajectory.traces),
         set_aside=dict(sorted(Counter(one.reason for one in trajectory.set_aside).items())),
+        statistics=trajectory.statistics(),
         failure=trajectory.error,
     )
 

@@ -12,15 +12,16 @@ from polar.schemas import BuilderSpec, SetAside
 
 from ..assembly import Chain, Link
 from ..config import PerRequestConfig, parse
+from ..labels import labels
 from ..samples import Material
-from ..turns import label_of
 
 
 class PerRequest:
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
 
     def __init__(self, spec: BuilderSpec) -> None:
         self.config = parse(spec, PerRequestConfig)
 
     def chains(self, material: Material) -> tuple[list[Chain], list[SetAside]]:
-        return [Chain([Link(one)], label_of(one.completion.hints)) for one in material.samples], []
+        told = labels(material, structure=self.config.label_by == "structure")
+        return [Chain([Link(one)], *label) for one, label in zip(material.samples, told, strict=True)], []
