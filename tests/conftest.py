@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 import structlog
 from blockbuster import blockbuster_ctx
+from hypothesis import settings
 
 from polar.broker import spawn_sync
 from polar.bus import BusSettings
 from polar.bus.clients import Clients, stop_admin
 
 ROOT = Path(__file__).parent.parent
+# examples take as long as a shared machine lets them; what hangs is pytest-timeout's
+settings.register_profile("polar", deadline=None)
+settings.load_profile("polar")
 
 
 @pytest.fixture(scope="session")
