@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,13 @@ def test_the_engine_is_the_first_that_the_settings_name(tmp_path: Path) -> None:
     assert engine_named({"POLAR_PROXY_ENGINE_URLS": "http://a/v1/, http://b/v1"}) == "http://a/v1"
     (tmp_path / "polar.yaml").write_text("proxy: {engine_urls: [http://c/v1]}\n")
     assert engine_named({"POLAR_CONFIG": str(tmp_path / "polar.yaml")}) == "http://c/v1"
+
+
+def test_of_several_models_the_engine_that_serves_the_sessions_is_asked() -> None:
+    pools = [{"model": "a", "urls": ["http://a/v1"]}, {"model": "b", "served": "org/b", "urls": ["http://b/v1"]}]
+    environ = {"POLAR_PROXY_ENGINES": json.dumps(pools), "POLAR_PROXY_ENGINE_URLS": "http://c/v1"}
+    assert engine_named(environ, ["org/b"]) == "http://b/v1"
+    assert engine_named(environ, ["gone"]) == "http://a/v1"
 
 
 def test_a_wrong_tokenizer_is_noticed() -> None:

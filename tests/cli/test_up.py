@@ -146,6 +146,27 @@ def test_other_addresses_replace_the_embedded_parts(tmp_path: Path, monkeypatch:
     folder.close()
 
 
+def test_several_engines_with_models_of_their_own_replace_the_embedded_one(tmp_path: Path) -> None:
+    folder = Folder.open(tmp_path)
+    said = [
+        {"model": "a", "urls": ["gpu:8000"]},
+        {"model": "b", "urls": "http://x:1/v1,http://y:1/v1", "kind": "sglang"},
+    ]
+    environ = {"POLAR_PROXY_ENGINES": json.dumps(said)}
+    plan = make_plan(Wish(tmp_path), folder, environ)
+    assert "model" not in [one.name for one in plan.programs]
+    assert plan.engines == ["http://gpu:8000/v1", "http://x:1/v1", "http://y:1/v1"]
+    assert plan.config["proxy"]["engines"][1] == {"model": "b", "urls": plan.engines[1:], "kind": "sglang"}
+    assert "POLAR_PROXY_ENGINES" not in plan.programs[-1].env
+    # the flag is nearer to the user than the environment
+    plan = make_plan(Wish(tmp_path, model_url="z:1"), folder, environ)
+    assert (plan.engines, plan.config["proxy"]["engines"]) == (["http://z:1/v1"], [])
+    for wrong in ("{", '[{"url": "http://x/v1"}]', '["http://x/v1"]'):
+        with pytest.raises(CannotUp, match=r"ENGINES|engines"):
+            make_plan(Wish(tmp_path), folder, {"POLAR_PROXY_ENGINES": wrong})
+    folder.close()
+
+
 def test_the_users_own_settings_count_where_up_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("gateway: {run_slots: 3}\nkafka: {partitions: 7}\nsubmit: {port: 0}\n")

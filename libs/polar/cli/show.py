@@ -39,7 +39,7 @@ ASKED = 20_000
 
 def show_named(out: Console, trajectory: Trajectory, tokenizer: Tokenizer | None, **how: Any) -> None:
     """`show`, where no tokenizer is given with the names that the engine of the settings gives its ids. Blocks."""
-    url = engine_named(os.environ) if tokenizer is None and trajectory.traces else None
+    url = engine_named(os.environ, trajectory.models) if tokenizer is None and trajectory.traces else None
     if url is not None and len(trajectory.pool.tokens) <= ASKED:
         try:
             with EngineTokenizer(url) as words:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from polar.service.settings import CONFIG_VARIABLE, read_config
 
 TIMEOUT_S = 30.0
 ENGINES_VARIABLE = "POLAR_PROXY_ENGINE_URLS"
+POOLS_VARIABLE = "POLAR_PROXY_ENGINES"
 
 
 class NoWords(Exception):
@@ -26,11 +27,23 @@ class Encoded(NamedTuple):
     ids: list[int]
 
 
-def engine_named(environ: Mapping[str, str]) -> str | None:
-    """Base URL of the first engine that the settings name, in the environment or in the file of POLAR_CONFIG."""
-    said: Any = environ.get(ENGINES_VARIABLE)
-    if not said and (path := environ.get(CONFIG_VARIABLE)):
-        said = (read_config(Path(path)).get("proxy") or {}).get("engine_urls")
+def engine_named(environ: Mapping[str, str], models: Sequence[str] = ()) -> str | None:
+    """Base URL of an engine that the settings name, in the environment or in the file of POLAR_CONFIG.
+
+    `models`: what engines call the models that are wanted; the first that serves one of them, else the first of all.
+    """
+    path = environ.get(CONFIG_VARIABLE)
+    proxy: Mapping[str, Any] = (read_config(Path(path)).get("proxy") or {}) if path else {}
+    pools = environ.get(POOLS_VARIABLE) or proxy.get("engines") or []
+    if isinstance(pools, str):
+        pools = json.loads(pools)
+    serving = [one for one in pools if one.get("served", one.get("model")) in models]
+    for one in (serving or pools)[:1]:
+        return _first(one.get("urls"))
+    return _first(environ.get(ENGINES_VARIABLE) or proxy.get("engine_urls"))
+
+
+def _first(said: Any) -> str | None:
     urls = said.split(",") if isinstance(said, str) else list(said or [])
     return str(urls[0]).strip().rstrip("/") if urls else None
 

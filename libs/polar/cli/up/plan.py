@@ -8,6 +8,7 @@ environment and the user's own YAML file; what `up` prefers where nobody says ot
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,7 +92,8 @@ def make_plan(wish: Wish, folder: Folder, environ: Mapping[str, str]) -> Plan:
     config: dict[str, Any] = merged(user, wish.settings)
     kafka = BusSettings(**dict(wish.settings.get("kafka", {})))
     own_kafka = "bootstrap" not in kafka.model_fields_set
-    engines = _engines(wish, config, environ)
+    several = [] if wish.model_url else _pools(config, environ)
+    engines = [url for one in several for url in one["urls"]] if several else _engines(wish, config, environ)
     own_model = not engines
     model = wish.model or environ.get("POLAR_PROXY_MODEL") or config.get("proxy", {}).get("model")
 
@@ -118,10 +120,11 @@ def make_plan(wish: Wish, folder: Folder, environ: Mapping[str, str]) -> Plan:
         ports[f"{name}-admin"] = folder.port(f"{name}-admin", None, None)
     bootstrap = f"{HOST}:{ports['kafka']}" if own_kafka else kafka.bootstrap
     engines = engines or [f"http://{HOST}:{ports['model']}/v1"]
+    proxy: dict[str, Any] = {"engines": several} if several else {"engine_urls": engines, "engines": []}
     decided: dict[str, Any] = {
         "state_dir": str(folder.path),
         "kafka": _kafka_section(kafka, bootstrap, folder.path),
-        "proxy": {"engine_urls": engines, **({"model": model} if model else {})},
+        "proxy": {**proxy, **({"model": model} if model else {})},
         "gateway": {},
         "submit": {},
     }
@@ -185,7 +188,24 @@ def base_url(text: str) -> str:
 
 def _engines(wish: Wish, config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     said = wish.model_url or environ.get("POLAR_PROXY_ENGINE_URLS") or config.get("proxy", {}).get("engine_urls")
-    parts = said.split(",") if isinstance(said, str) else list(said or [])
+    return _urls(said or [])
+
+
+def _pools(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The proxy's `engines`, each with its `urls` as a list; the proxy checks everything else of them."""
+    said: Any = environ.get("POLAR_PROXY_ENGINES") or config.get("proxy", {}).get("engines") or []
+    if isinstance(said, str):
+        try:
+            said = json.loads(said)
+        except ValueError as error:
+            raise CannotUp(f"POLAR_PROXY_ENGINES is no JSON: {error}", bad_input=True) from None
+    if not isinstance(said, list) or not all(isinstance(one, dict) and one.get("urls") for one in said):
+        raise CannotUp("proxy.engines is a list of entries, each with `urls`; see docs/engines.md", bad_input=True)
+    return [one | {"urls": _urls(one["urls"])} for one in said]
+
+
+def _urls(said: Any) -> list[str]:
+    parts = said.split(",") if isinstance(said, str) else list(said)
     return [base_url(str(one)) for one in parts if str(one).strip()]
 
 
@@ -203,7 +223,7 @@ def _kafka_section(kafka: BusSettings, bootstrap: str, folder: Path) -> dict[str
 def _environment(environ: Mapping[str, str], config: Path) -> dict[str, str]:
     """The children's: the user's, without what `polar.yaml` has decided (the environment would win over it)."""
     decided = {"POLAR_STATE_DIR", "POLAR_KAFKA_BOOTSTRAP", "POLAR_PROXY_ENGINE_URLS", "POLAR_PROXY_MODEL"}
-    decided |= {"POLAR_METRICS_PORT", "POLAR_GATEWAY_PROXY_ADDRESS"}
+    decided |= {"POLAR_PROXY_ENGINES", "POLAR_METRICS_PORT", "POLAR_GATEWAY_PROXY_ADDRESS"}
     decided |= {f"POLAR_{section}_{name}".upper() for section, name in PORT_SETTINGS.values()}
     kept = {name: value for name, value in environ.items() if name not in decided}
     return {**kept, CONFIG_VARIABLE: str(config), "POLAR_LOG_FORMAT": "json", "PYTHONUNBUFFERED": "1"}
