@@ -12,6 +12,7 @@ import pytest
 
 from polar.devmodel import Reply, Rule, Script
 from polar.proxy.engine import cache_salt
+from polar.proxy.upstreams.trainers import key_of_installation
 from polar.schemas import CompletionCaptured
 from tests.proxy.engines_harness import DIALECTS, QUICK, asked, refusal_of, sample, upstream_of
 from tests.proxy.harness import SECRET, Door, captured, failed
@@ -20,10 +21,11 @@ from tests.proxy.test_engines import gated, in_flight
 from tests.proxy.test_told import until
 
 Start = Callable[..., Any]
+OPERATOR = key_of_installation(SECRET)
 HALF = Script([Rule(replies=[Reply(text="It is sunny in Paris.", gate="go", gate_after=2)])])
 
 
-async def trainer(door: Door, path: str = "", *, key: str = SECRET, **body: Any) -> tuple[int, Any]:
+async def trainer(door: Door, path: str = "", *, key: str = OPERATOR, **body: Any) -> tuple[int, Any]:
     """Status and body of a trainer's request."""
     url, headers = f"{door.url}/polar/v1/engines{path}", {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as http:

@@ -7,12 +7,12 @@ is refused as such, and the count is what the client is told as its input. It kn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from .calls import Call
-from .engine import Endpoint
+from .engine import Count, Endpoint
 from .errors import EngineError, EngineRefused, PromptTooLong, ProxyError
 
 COUNT_WITHIN_S = 5.0
@@ -51,16 +51,14 @@ class Prompted(Protocol):
     def prompt(self, tokens: int) -> None: ...
 
 
-async def count_first(endpoint: Endpoint, call: Call, encoder: Prompted, stop: Stop) -> bool:
+async def count_first(counted: Callable[[], Awaitable[Count]], encoder: Prompted, stop: Stop) -> bool:
     """Count the prompt and tell `encoder`, or stop the call; whether headers may go out.
 
-    An engine that cannot count does not hold them up. Images are counted by their text alone, which is no count.
+    An engine that cannot count does not hold them up. Not for images, which are counted by their text alone: no count.
     """
-    if call.media:
-        return True
     try:
         async with asyncio.timeout(COUNT_WITHIN_S):
-            count = await endpoint.count(call)
+            count = await counted()
     except EngineRefused as error:
         stop(error)
         return False

@@ -116,11 +116,10 @@ class Endpoint:
         """Whether a streamed answer tells what was sampled; known once `identity` is."""
         return self.shape.streams_tokens
 
-    def body(self, call: Call, sampling: Json, *, tenant: str, version: str | None) -> Json:
+    def body(self, call: Call, model: str, sampling: Json, *, tenant: str, version: str | None) -> Json:
         """What is posted for `call`; `version`: the engine's word on its weights, where it has one."""
-        assert self.engine is not None
         salt = cache_salt(tenant, version or self.version)
-        return request_body(call, self.engine.model, sampling, cache_salt=salt, shape=self.shape)
+        return request_body(call, model, sampling, cache_salt=salt, shape=self.shape)
 
     async def whole(self, body: Json, answer: Answer, *, request_id: str, timeout: float) -> None:
         """Ask for a whole answer and feed it to `answer`."""
@@ -295,10 +294,11 @@ class Endpoint:
     async def _learn(self) -> Engine:
         try:
             models = await self._get(f"{self.url}/models")
-            served = [one for one in models.get("data", ()) if isinstance(one, dict)] if models else []
-            found = next((one for one in served if self._model in (None, one.get("id"))), None)
+            told = models.get("data")
+            served = [one for one in told if isinstance(one, dict) and "id" in one] if isinstance(told, list) else []
+            found = next((one for one in served if self._model in (None, one["id"])), None)
             if found is None:
-                names = ", ".join(str(one.get("id")) for one in served) or "nothing"
+                names = ", ".join(str(one["id"]) for one in served) or "nothing"
                 raise ModelUnknown(f"the engine does not serve {self._model or 'any model'}; it serves {names}")
             length = found.get("max_model_len")
             self.max_model_len = length if isinstance(length, int) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp import web
-from msgspec.structs import replace
 
 from polar.schemas import CallStarted, ClientHints, sha256
 from polar.service.randomness import new_id
@@ -16,7 +15,7 @@ from .dialects import Counting, Dialect, Limits
 from .errors import BadRequest, EngineError
 from .generation import Deps, Generation, placed
 from .joining import Key
-from .record import hints, reply_room
+from .record import hints
 from .resends import resend_key
 from .sampling import resolve
 from .slots import Slots
@@ -73,13 +72,6 @@ class Generations:
         number = deps.sessions.next_call(token, call.turns)
         sampling = resolve(token.sampling, call.asked, n=call.n, session_id=token.session_id, call=number)
         endpoint = deps.engines.of(token.session_id, token.model).endpoint
-        room = reply_room(
-            call,
-            max_model_len=endpoint.max_model_len,
-            max_tokens=sampling.max_tokens,
-            limit=deps.max_record_bytes,
-        )
-        sampling = replace(sampling, max_tokens=room)
         started = CallStarted(
             completion_id=new_id(deps.clock, deps.randomness),
             session_id=token.session_id,

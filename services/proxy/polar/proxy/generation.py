@@ -27,13 +27,13 @@ from .calls import Call, Reply
 from .capture import Acknowledged, Bracket, Recorder
 from .dialects import Told
 from .early import Prompted, Stop, count_first, measured
-from .engine import Endpoint
-from .errors import EngineAway, EngineBroken, EngineError, PromptTooLong, ProxyError
+from .engine import Count, Endpoint
+from .errors import EngineAway, EngineBroken, EngineError, ModelUnknown, PromptTooLong, ProxyError
 from .gate import Gate
 from .history import Histories
 from .metrics import Metrics
 from .placing import fold_late_system, has_late_system
-from .record import Facts, captured
+from .record import Facts, captured, reply_room
 from .resends import Resends
 from .sampling import engine_fields
 from .selftest import check_mode
@@ -42,6 +42,7 @@ from .settings import ProxySettings
 from .token_in.continuing import Context, Continuing
 from .upstreams.engines import Engines
 from .upstreams.place import Place
+from .upstreams.word import Word
 
 CUT = ("abort", "error")
 """Finish reasons of a reply that the engine did not let end."""
@@ -94,12 +95,15 @@ class Generation:
         self._deps = deps
         self._token = token
         self._call = call
-        self._sampling = sampling
+        self._unbounded = sampling
         self._endpoint = endpoint
+        self._place: Place | None = None
+        self._word: Word | None = None
         self._started = started
         self._request_sha256 = request_sha256
         self._said = said
         self._retry_of = retry_of
+        self._bound(endpoint.max_model_len)
         self._answer = Answer(call.n, keep_entries=call.logprobs)
         self._gate = Gate(call.n)
         self._stop = Stop()
@@ -110,7 +114,19 @@ class Generation:
 
     async def before_early(self, encoder: Prompted) -> bool:
         """Whether headers may go out that an error then cannot have: `early.count_first`."""
-        return await count_first(self._endpoint, self._call, encoder, self._stop)
+        return bool(self._call.media) or await count_first(self._count, encoder, self._stop)
+
+    async def _count(self) -> Count:
+        """The prompt's length at the engine that the call is at, or waits for."""
+        endpoint = self._endpoint if self._place is None else self._place.endpoint
+        return await endpoint.count(await placed(self._call, endpoint, self._deps.settings.late_system))
+
+    def _bound(self, max_model_len: int | None) -> None:
+        """Have the reply fit a record; an engine's length bounds it too."""
+        call, limit, most = self._call, self._deps.max_record_bytes, self._unbounded.max_tokens
+        room = reply_room(call, max_model_len=max_model_len, max_tokens=most, limit=limit)
+        self._sampling = replace(self._unbounded, max_tokens=room)
+        self._bounded_for = max_model_len
 
     async def made(self, audience: Audience, settled: Callable[[], None]) -> Outcome:
         """Generate and capture; `settled` is called when nothing of the call is left to write to the log.
@@ -124,14 +140,16 @@ class Generation:
             settled()  # nothing has begun
             raise
         place.cut = self._stop
-
-        def over() -> None:
-            place.leave()
-            settled()
-
-        bracket = Bracket(self._deps.recorder, self._started, over, answered=audience.answered, status=audience.status)
-        with self._counted():
-            reply = await self._bracketed(bracket, audience, place)
+        self._place = place
+        word = self._word = Word(place, self._deps.clock)
+        recorder, started = self._deps.recorder, self._started
+        bracket = Bracket(recorder, started, settled, answered=audience.answered, status=audience.status)
+        try:
+            with self._counted():
+                reply = await self._bracketed(bracket, audience, place)
+        finally:
+            place.leave()  # whatever is left to write: an engine's seat must not wait for the broker
+            await word.close()
         return Outcome(reply, self._gate.rest() if self._live else reply.deltas())
 
     @contextmanager
@@ -184,7 +202,7 @@ class Generation:
                 if error.tokens is not None:
                     raise
                 raise await measured(error, self._endpoint, self._call) from None
-            except EngineAway as error:
+            except (EngineAway, ModelUnknown) as error:
                 if not await place.again(error):
                     raise
 
@@ -193,6 +211,8 @@ class Generation:
         deps, token, endpoint = self._deps, self._token, self._endpoint
         engine = await endpoint.identity()
         check_mode(engine.logprobs_mode, self._sampling.temperature)
+        if endpoint.max_model_len != self._bounded_for:
+            self._bound(endpoint.max_model_len)  # it was another engine's, or not known yet
         self._call = await placed(self._call, endpoint, deps.settings.late_system)
         self._facts = Facts(
             token=token,
@@ -205,16 +225,18 @@ class Generation:
             image_token=deps.settings.image_token_id,
             retry_of=self._retry_of,
         )
-        self._before = await endpoint.weight_version()
-        body = endpoint.body(self._call, engine_fields(self._sampling), tenant=token.tenant, version=self._before)
+        assert self._word is not None
+        self._before = await self._word.said()
+        fields = engine_fields(self._sampling)
+        body = endpoint.body(self._call, engine.model, fields, tenant=token.tenant, version=self._before)
         left = max((token.not_after_ms - deps.clock.now_ms()) / 1000, 0.001)
         timeout = min(deps.settings.call_timeout, left)
         request_id = self._started.completion_id
         self._context = await deps.continuing.context(
             token, self._call, endpoint, body, request_id=request_id, timeout=timeout
         )
-        if not self._live:
-            self._answer = Answer(self._call.n, keep_entries=spelling.wanted(self._call))
+        entries = self._call.logprobs if self._live else spelling.wanted(self._call)
+        self._answer = Answer(self._call.n, keep_entries=entries)
         if self._context.exact:
             await self._context.generate(self._answer)
             return

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from polar.service.clock import Clock
 
-from .errors import ClientGone
+from .errors import ClientGone, as_told
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -76,7 +76,9 @@ class StreamedReply:
     ) -> None:
         assert self._beats is not None
         self._beats.cancel()
-        await asyncio.gather(self._beats, return_exceptions=True)
+        (ended,) = await asyncio.gather(self._beats, return_exceptions=True)
+        if isinstance(ended, Exception):
+            as_told(ended)  # logs it: without keep-alives a client may give up, and nothing else would say why
 
     async def send(self, data: bytes) -> None:
         """Write, with the headers before it the first time. Raises `ClientGone`."""

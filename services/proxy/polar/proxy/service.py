@@ -41,7 +41,7 @@ from .upstreams.keeper import Keeper
 from .upstreams.metrics import EngineMetrics
 from .upstreams.pausing import Pauses
 from .upstreams.policy import PolicyFollower
-from .upstreams.trainers import Trainers
+from .upstreams.trainers import Trainers, key_of_installation
 
 CONTROL = "control"
 STOPPING = "The proxy is stopping; another replica takes calls."
@@ -103,7 +103,7 @@ class ProxyService:
         self.slots = Slots(settings.max_concurrent, self.metrics, settings.retry_after)
         self._bus = bus
         operator = settings.operator_key
-        self._operator_key = secret if operator is None else operator.get_secret_value()
+        self._operator_key = key_of_installation(secret) if operator is None else operator.get_secret_value()
         self._clock = clock
         self._randomness = randomness or SystemRandomness()
 
@@ -126,7 +126,7 @@ class ProxyService:
             )
             engines = self.engines = Engines(settings, http, self._clock, self.engine_metrics)
             stack.push_async_callback(engines.close)
-            stack.push_async_callback(self.recorder.close, settings.drain_timeout)
+            stack.push_async_callback(self._close_brackets)
             stack.push_async_callback(self.resends.stop)
             await stack.enter_async_context(self._site(engines))
             keeping = [
@@ -151,6 +151,19 @@ class ProxyService:
                 await self.slots.all_free()
         except TimeoutError:
             log.warning("calls still run", running=self.slots.taken)
+
+    async def _close_brackets(self) -> None:
+        """Wait for the ends of the calls that were broken off; give up what is not written within `drain_timeout`.
+
+        By the slots: a handler that is just being cancelled has not begun to write its end.
+        """
+        until = self._clock.monotonic() + self.settings.drain_timeout
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout):
+                await self.slots.all_free()
+        except TimeoutError:
+            log.warning("calls without an end", running=self.slots.taken)
+        await self.recorder.close(max(until - self._clock.monotonic(), 0.0))
 
     def _site(self, engines: Engines) -> _Site:
         deps = Deps(

@@ -68,7 +68,8 @@ class ProxySettings(PolarSettings):
     )
     operator_key: SecretStr | None = Field(
         None,
-        description="Key of /polar/v1/engines, where trainers pause and resume engines; unset: POLAR_TOKEN_SECRET.",
+        description="Key of /polar/v1/engines, where trainers pause and resume engines; unset: made of "
+        "POLAR_TOKEN_SECRET (HMAC-SHA256 of `polar.operator`, as hex).",
     )
     call_timeout: float = Field(3_600.0, gt=0, description="Longest generation; a session's own end comes first.")
     engine_silence: float = Field(

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polar.schemas import TokenIds
-
-from .conversation import plain
+from polar.schemas.messages import plain
 
 Ids = npt.NDArray[np.int32]
 """Shape `(n,)`."""
@@ -104,6 +103,10 @@ def same_reply(sampled: str, rendered: str, *, stop: str | None, whole: bool, to
     return shown.strip() == rendered.strip() or (tools and skeleton(shown) == skeleton(rendered))
 
 
+WASTED_PER_CHARACTER: Final = 4
+"""How often a character may be read for a JSON value that turns out to be none; beyond, the rest counts as words."""
+NESTED_TOO_DEEP: Final = 1000
+"""Characters, about, after which Python gives up on nesting."""
 _decode = json.JSONDecoder().raw_decode
 _bracket = re.compile(r"[{\[]")
 
@@ -111,20 +114,24 @@ _bracket = re.compile(r"[{\[]")
 def skeleton(text: str) -> list[Any]:
     """`text` as JSON values and words, without white space between them: equal for equal tool calls."""
     found: list[Any] = []
-    at = 0
+    at, left = 0, WASTED_PER_CHARACTER * len(text)
     while True:
-        bracket = _bracket.search(text, at)
+        bracket = _bracket.search(text, at) if left > 0 else None
         start = len(text) if bracket is None else bracket.start()
         found += text[at:start].split()
         if start == len(text):
             return found
         try:
-            value, at = _decode(text, start)
-        except (ValueError, RecursionError):
+            value, end = _decode(text, start)
+            value = plain(value)
+        except (ValueError, RecursionError) as error:
+            # read again from the next bracket, so nested ones that never close would take the square of their length
+            left -= error.pos - start if isinstance(error, json.JSONDecodeError) else NESTED_TOO_DEEP
             found.append(text[start])
             at = start + 1
         else:
-            found.append(_typed(plain(value)))
+            found.append(_typed(value))
+            at = end
 
 
 def _typed(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from polar.schemas import CompletionCaptured, Engine, TokenIds
+from polar.schemas.messages import thinking
 from polar.service.tokens import SessionToken
 
 from ..answer import Answer
@@ -28,7 +29,7 @@ from ..settings import ProxySettings
 from ..shapes import VLLM
 from .asking import Asking, Rendered
 from .compare import common_suffix, drift, same_reply
-from .conversation import Conversation, Digest, setting, thinking
+from .conversation import Conversation, Digest, setting
 from .splice import NO_END, REWROTE, New, added, beyond
 from .turns import Canonical, Found, Kind, Marks
 
@@ -101,7 +102,7 @@ class Continuing:
             PromptTooLong: the exact prompt does not fit the model.
             EngineError: the engine is away or fails.
         """
-        context = self._plain(token, call, endpoint)
+        context = self._plain(token, call, chat["model"])
         mode = token.capture or self._settings.capture_mode
         if mode == "rendered":
             return context
@@ -126,10 +127,9 @@ class Continuing:
         self._metrics.fallbacks.labels(reason).inc()
         return changed(context, fallback=reason)
 
-    def _plain(self, token: SessionToken, call: Call, endpoint: Endpoint) -> Context:
+    def _plain(self, token: SessionToken, call: Call, model: str) -> Context:
         conversation = Conversation(call.messages)
         found, kind = self._histories.find(token, conversation)
-        model = "" if endpoint.engine is None else endpoint.engine.model
         tools, told = setting(model, call.tools, call.extras)
         return Context(
             conversation=conversation,
@@ -249,8 +249,8 @@ class Continuing:
             try:
                 await asking.render({"model": engine.model, "messages": [HELLO]})
             except EngineError as error:
-                if error.retryable and error.status in (503, 504):
-                    raise  # it is away, which says nothing of its routes
+                if error.retryable and (error.status in (503, 504) or endpoint.engine is not engine):
+                    raise  # it is away, or its connection broke, which says nothing of its routes
                 able = False
         self._able[endpoint.url] = engine, able
         return able

@@ -78,20 +78,28 @@ class Pauses:
             for upstream in upstreams:
                 upstream.paused_by_trainer("keep")
                 frozen.append(upstream)
-                if not await upstream.endpoint.pause("keep"):
+                upstream.pauses_engine = True  # as in `_abort`
+                upstream.pauses_engine = await upstream.endpoint.pause("keep")
+                if not upstream.pauses_engine:
                     raise BadRequest(
                         f"{upstream.url} cannot freeze its calls; use drain or abort (vLLM: VLLM_SERVER_DEV_MODE=1).",
                         status=409,
                         code="cannot_keep",
                     )
-                upstream.pauses_engine = True
         except BaseException:
             for upstream in frozen:
-                if upstream.pauses_engine:
-                    await upstream.endpoint.resume()
-                    upstream.pauses_engine = False
-                upstream.paused_by_trainer(None)
+                await self._thaw(upstream)
             raise
+
+    async def _thaw(self, upstream: Upstream) -> None:
+        """Undo a freeze; where the engine does not answer, the next resume asks it again."""
+        if upstream.pauses_engine:
+            try:
+                await upstream.endpoint.resume()
+                upstream.pauses_engine = False
+            except EngineError as error:
+                log.warning("engine not resumed; resume it", engine=upstream.url, reason=error.message)
+        upstream.paused_by_trainer(None)
 
     async def _emptied(self, upstream: Upstream, *, abort: bool) -> None:
         if abort:
@@ -105,15 +113,17 @@ class Pauses:
                     True  # until it says otherwise: its answer may be lost, and a resume is harmless
                 )
                 upstream.pauses_engine = await upstream.endpoint.pause("abort")
-                if upstream.pauses_engine:
+                if upstream.pause_mode is None:
+                    await self._thaw(upstream)  # it was resumed meanwhile, perhaps before the engine was paused
+                elif upstream.pauses_engine:
                     await upstream.line.idle()
         except TimeoutError:
             log.warning("calls outlived the engine's abort", engine=upstream.url, calls=upstream.line.sizes[0])
         except EngineError as error:
             upstream.pauses_engine = isinstance(error, EngineTimeout)
             log.warning("the engine did not abort", engine=upstream.url, reason=error.message)
-        while upstream.line.sizes[0]:
-            # again and again: a call that is just about to begin cannot be ended yet
+        while upstream.line.sizes[0] and upstream.pause_mode == "abort":
+            # again and again: a call that is just about to begin cannot be ended yet; but none that a resume let in
             upstream.cut(EngineAway("the generation was broken off for new weights; try again", retry_after=1.0))
             with suppress(TimeoutError):
                 async with asyncio.timeout(CUT_EVERY_S):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..engine import Endpoint
-from ..errors import EngineAway, EngineError, EngineUnfit, Overloaded, ProxyError
+from ..errors import EngineAway, EngineError, EngineUnfit, ModelUnknown, Overloaded, ProxyError
 from .line import Full
 
 if TYPE_CHECKING:
@@ -42,6 +42,15 @@ class Place:
     def endpoint(self) -> Endpoint:
         """The engine it is at now."""
         return self._upstream.endpoint
+
+    @property
+    def is_seated(self) -> bool:
+        return self._turn.is_set() and self._failure is None and not self.left
+
+    @property
+    def pauses(self) -> int:
+        """How often its engine was seen to be paused; grows."""
+        return self._upstream.pauses
 
     async def seated(self) -> Endpoint:
         """Wait for a seat.
@@ -85,11 +94,11 @@ class Place:
             self._end(error)
         return True
 
-    async def again(self, error: EngineAway) -> bool:
+    async def again(self, error: EngineAway | ModelUnknown) -> bool:
         """Whether a call that an engine has not begun with may be asked once more: elsewhere, or after a pause."""
         if self._deadline is not None and self._engines.clock.monotonic() >= self._deadline:
             return False
-        if isinstance(error, EngineUnfit) or error.untouched:
+        if isinstance(error, EngineUnfit | ModelUnknown) or error.untouched:
             return self.move()
         upstream = self._upstream
         try:

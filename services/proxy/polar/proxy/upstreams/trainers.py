@@ -7,6 +7,7 @@ of this replica only.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 from collections.abc import Iterable
 from typing import TypeVar
@@ -21,6 +22,11 @@ from .upstream import Upstream
 
 PATH = "/polar/v1/engines"
 LONGEST_S = 3_600.0
+
+
+def key_of_installation(secret: str) -> str:
+    """The operator's key where none is set. Not the secret: whoever pauses engines need not be able to sign keys."""
+    return hmac.new(secret.encode(), b"polar.operator", hashlib.sha256).hexdigest()
 
 
 class NotIdle(ProxyError):
@@ -66,7 +72,10 @@ class Trainers:
         if not 0 < asked.within_s <= LONGEST_S:
             raise BadRequest(f"within_s is between 0 and {LONGEST_S:g}", param="within_s")
         upstreams = self._named(asked)
-        if not await self._pauses.pause(upstreams, asked.mode, asked.within_s):
+        idle = await self._pauses.pause(upstreams, asked.mode, asked.within_s)
+        if any(one.pause_mode is None for one in upstreams):
+            raise BadRequest("The engines were resumed while they were being paused.", status=409, code="resumed")
+        if not idle:
             left = sum(one.line.sizes[0] for one in upstreams)
             raise NotIdle(
                 f"The engines are paused, and {left} calls still run after {asked.within_s:g} s: ask again, or with "
@@ -92,7 +101,8 @@ class Trainers:
 
     def _admit(self, request: web.Request) -> None:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._key):
+        given = key.strip().encode(errors="surrogateescape")  # a header may hold any bytes
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given, self._key):
             raise KeyRefused("This takes the operator's key (POLAR_PROXY_OPERATOR_KEY), not a session's.")
 
 

@@ -37,6 +37,8 @@ class Upstream:
         """How a trainer has paused it; None: it has not."""
         self.engine_paused_since: float | None = None
         """Since when the engine itself is seen to be paused, on the proxy's clock."""
+        self.pauses = 0
+        """Counts the times that its line was shut."""
         self.pauses_engine = False
         """The engine was paused from here, and has to be resumed from here."""
         self._metrics = metrics
@@ -131,6 +133,7 @@ class Upstream:
 
     def _shut_or_open(self) -> None:
         if self.is_paused:
+            self.pauses += 1
             self.line.shut()
         else:
             self.line.reopen()
