@@ -113,6 +113,22 @@ CASES = [
         [f"{A} [3 12 2] 3 1 5 3 13 2 3 1 6 3 {{14 2}} ; 0@-1: 2 for 1"],
     ),
     Case(
+        "the client trimmed the reply's newline, and what the template shows lacks it",
+        [
+            Call(A, "12 13 3 2", "user a", "bc\n"),
+            Call(f"{A} 12 13 {NEXT}", "14 2", "user a | assistant bc | user c", "d"),
+        ],
+        [f"{A} [12 13 3 2] ; ends: history_changed (client)", f"{A} 12 13 {NEXT} [14 2]"],
+    ),
+    Case(
+        "the client trimmed it, and the template puts it back: exact",
+        [
+            Call(A, "12 13 3 2", "user a", "bc\n"),
+            Call(f"{A} 12 13 3 {NEXT}", "14 2", "user a | assistant bc | user c", "d"),
+        ],
+        [f"{A} [12 13 3 2] 3 1 5 3 13 2 3 1 6 3 [14 2]"],
+    ),
+    Case(
         "the client rewrote the reply",
         [FIRST, Call(f"{A} 19 {NEXT}", "14 2", "user a | assistant i | user c", "d")],
         [f"{A} [12 2] ; ends: history_changed (client)", f"{A} 19 {NEXT} [14 2]"],
@@ -212,6 +228,24 @@ CASES = [
             f"{A} [12 2] ; ends: compaction",
             f"{A} 12 2 3 1 5 3 18 2 3 1 6 3 [21 22 23 2] ; compaction",
             "1 5 3 21 22 23 2 3 1 6 3 [14 2]",
+        ],
+    ),
+    Case(
+        "the same, asked without the tools: it is the compaction that ends the trace",
+        [
+            Call(f"41 {A}", "12 2", "user a", "b", tools="x"),
+            Call(
+                f"{A} 12 2 3 1 5 3 18 2 3 1 6 3",
+                "21 22 23 2",
+                "user a | assistant b | user Sum it up.",
+                "Letters a and b were said.",
+            ),
+            Call("41 1 5 3 21 22 23 2 3 1 6 3", "14 2", "user So far: Letters a and b were said.", "d", tools="x"),
+        ],
+        [
+            f"41 {A} [12 2] ; ends: compaction",
+            f"{A} 12 2 3 1 5 3 18 2 3 1 6 3 [21 22 23 2] ; compaction",
+            "41 1 5 3 21 22 23 2 3 1 6 3 [14 2]",
         ],
     ),
     Case(

@@ -35,8 +35,8 @@ def test_sequences_come_back_and_know_what_they_begin_with(
         spans, place = pool.add_given(list(taken(before, cut)), array(prompt[cut:]))
         begins = [(len(p), -i) for i, (p, *_) in enumerate(kept) if prompt[: len(p)] == p]
         extends = [(len(p) + len(r), -i) for i, (p, r, *_) in enumerate(kept) if prompt[: len(p) + len(r)] == p + r]
-        assert list(place.prompts()) == [-i for _, i in sorted(begins, reverse=True)]
-        assert list(place.replies()) == [-i for _, i in sorted(extends, reverse=True)]
+        assert list(place.prompts(99)) == [-i for _, i in sorted(begins, reverse=True)]
+        assert list(place.replies(99)) == [-i for _, i in sorted(extends, reverse=True)]
         at, reached = pool.add_reply(spans, array(reply), np.full(len(reply), -who, np.float32), who)
         kept.append((prompt, reply, spans, at, reached))
         assert pool.gather(reached).tolist() == prompt + reply

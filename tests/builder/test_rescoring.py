@@ -2,7 +2,8 @@
 
 Sessions of several turns at temperature 1.0 through the real proxy and a real broker; their records are built by each
 strategy, and each trace is given to vLLM as a prompt whose log-probabilities are asked for. What decoding and scoring
-differ by for the same ids, and two scorings of the same trace, are the engine's own noise.
+differ by for the same ids, and two scorings of the same trace, are the engine's own noise. Where a context is
+retokenized, the engine's own word is asked for both: that they are one text, and what it gives the reply in each.
 """
 
 from __future__ import annotations
@@ -112,6 +113,14 @@ class Scorer:
         assert len(told) == len(ids)
         return np.array([np.nan if one is None else one[str(i)]["logprob"] for one, i in zip(told, ids, strict=True)])
 
+    async def text(self, ids: list[int]) -> str:
+        """The text of ids, control tokens written out."""
+        body = {"model": self._model, "tokens": ids}
+        url = os.environ["VLLM_BASE_URL"].removesuffix("/v1") + "/detokenize"
+        async with self._http.post(url, json=body) as response:
+            response.raise_for_status()
+            return str((await response.json())["prompt"])
+
 
 class Scored(NamedTuple):
     """Trained ids of a trajectory: captured and scored log-probabilities."""
@@ -143,6 +152,19 @@ async def scored(scorer: Scorer, trajectory: Trajectory) -> Scored:
     return Scored(columns[0], columns[1], columns[2], columns[3], keys)
 
 
+async def assert_same_text(scorer: Scorer, merged: Trajectory, apart: Trajectory) -> None:
+    """What stands before each reply of `merged` is the text that the engine had, whatever its ids are."""
+    own = {trace.turns[0].completion_id: apart.view(trace).prompt_ids.tolist() for trace in apart.traces}
+    for trace in merged.traces:
+        view = merged.view(trace)
+        ids = [*view.prompt_ids.tolist(), *view.response_ids.tolist()]
+        for turn in trace.turns:
+            before = own[turn.completion_id]
+            assert (ids[: turn.start] == before) == (turn.context is Context.EXACT)
+            if turn.context is not Context.EXACT:
+                assert await scorer.text(ids[: turn.start]) == await scorer.text(before)
+
+
 def told(name: str, differences: np.ndarray) -> str:
     if not len(differences):
         return f"{name}: none"
@@ -161,6 +183,7 @@ async def test_exact_spans_score_as_captured_and_retokenized_ones_are_reported(
     twice: list[np.ndarray] = []
     own: list[np.ndarray] = []
     same: list[np.ndarray] = []
+    other_same: list[np.ndarray] = []
     merges: list[dict[str, int]] = []
     async with aiohttp.ClientSession() as http:
         async with http.get(os.environ["VLLM_BASE_URL"] + "/models") as response:
@@ -173,7 +196,9 @@ async def test_exact_spans_score_as_captured_and_retokenized_ones_are_reported(
             assert merged.captured == TURNS
             merges.append(merged.statistics().merges)
             found = await scored(scorer, merged)
-            apart = await scored(scorer, rebuild(records, BuilderSpec(strategy="per_request")))
+            alone = rebuild(records, BuilderSpec(strategy="per_request"))
+            await assert_same_text(scorer, merged, alone)
+            apart = await scored(scorer, alone)
             assert sorted(found.keys) == sorted(apart.keys)
             exact.append(np.abs(found.captured - found.once)[found.exact])
             retokenized.append(np.abs(found.captured - found.once)[~found.exact])
@@ -181,14 +206,18 @@ async def test_exact_spans_score_as_captured_and_retokenized_ones_are_reported(
             # the same ids in the same context, decoded one by one and scored at once
             noise_of = dict(zip(apart.keys, np.abs(apart.captured - apart.once).tolist(), strict=True))
             own.append(np.array(list(noise_of.values())))
-            same.append(np.array([noise_of[key] for key, told_ in zip(found.keys, found.exact, strict=True) if told_]))
-    noise, exact_, other, again, same_ = map(np.concatenate, (own, exact, retokenized, twice, same))
+            noise_by_id = np.array([noise_of[key] for key in found.keys])
+            same.append(noise_by_id[found.exact])
+            other_same.append(noise_by_id[~found.exact])
+    parts = (own, exact, retokenized, twice, same, other_same)
+    noise, exact_, other, again, same_, other_same_ = map(np.concatenate, parts)
     for line in (
         f"{SESSIONS} sessions of {TURNS} calls; merges {merges}",
         told("scored twice", again),
         told("decoded against scored, own prompt", noise),
         told("exact spans, merged trace", exact_),
         told("retokenized spans, merged trace", other),
+        told("the same, each with its own prompt", other_same_),
     ):
         print(line)
         record_property("rescored", line)

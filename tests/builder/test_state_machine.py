@@ -39,6 +39,7 @@ from tests.builder.toy import (
 
 pytestmark = pytest.mark.timeout(900)  # seconds of work, and more on a machine that others use
 texts = st.text(alphabet="abcd ", min_size=1, max_size=10)
+thoughts = st.sampled_from(["", "", "ab", "cab dad", " ab ", "cab dad "])
 THINK, UNTHINK = 8, 9
 """Control ids around a thought."""
 SPECS = [
@@ -114,7 +115,7 @@ class Harness(RuleBasedStateMachine):
     def answer(self, reply: Reply, text: str, *, result: bool) -> None:
         self.talks[self.at] = [*self.now, reply.message, tool(text) if result else user(text)]
 
-    @rule(text=texts, thought=st.sampled_from(["", "", "ab", "cab dad"]), exact=st.booleans(), result=st.booleans())
+    @rule(text=texts, thought=thoughts, exact=st.booleans(), result=st.booleans())
     def append(self, text: str, thought: str, exact: bool, result: bool) -> None:
         reply = self.reply(text, thought, exact)
         self.call(reply)
@@ -169,6 +170,17 @@ class Harness(RuleBasedStateMachine):
         """The client sends no thoughts back."""
         kept = [{name: value for name, value in one.items() if name != "reasoning"} for one in self.now]
         self.talks[self.at] = kept
+
+    @rule()
+    def trim(self) -> None:
+        """The client sends replies back without the white space around them."""
+        trims = {"content", "reasoning"}
+        self.talks[self.at] = [
+            {name: value.strip() if name in trims else value for name, value in one.items()}
+            if one["role"] == "assistant"
+            else one
+            for one in self.now
+        ]
 
     @rule()
     def template_changes_its_mind(self) -> None:

@@ -38,7 +38,10 @@ PLAIN = "{{ message.content or '' }}" + CALLS
 TEMPLATES = {
     "plain": (PLAIN, ""),
     "thinking kept": (THOUGHT + PLAIN, ""),
+    "thinking trimmed and kept": (THOUGHT.replace("reasoning }}", "reasoning | trim }}") + PLAIN, ""),
+    "thinking as it came": (THOUGHT.replace("\n{{", "{{").replace("}}\n", "}}") + PLAIN, ""),
     "thinking dropped": (PLAIN, ""),
+    "a line before calls": ("{{ message.content or '' }}{{ '\n' if message.tool_calls }}" + CALLS, ""),
     "thinking opened and kept": (THOUGHT + PLAIN, "<think>\n"),
     "thinking opened and dropped": (PLAIN, "<think>\n"),
     "no thinking": (PLAIN, "<think>\n\n</think>\n\n"),
@@ -178,6 +181,47 @@ def test_a_template_that_trims_is_seen_with_the_tokenizer_only(tokenizer_file: P
     assert found(decoded) == [("history_changed", "template", 1), (None, None, 1)]
 
 
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_text_that_the_client_trims_is_not_the_text(tokenizer_file: Path, decode: bool) -> None:
+    trims = lambda message: {**message, "content": message["content"].strip()}  # noqa: E731 - one line says it
+    for text in (" The sky is blue.", "The sky is blue.\n\n"):
+        replies: list[tuple[str, Message | None]] = [(text, None), ("Yes.", None)]
+        _, _, trajectory = built("plain", tokenizer_file, replies, decode=decode, echo=trims)
+        assert found(trajectory) == [("history_changed", "client", 1), (None, None, 1)]
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("thinking trimmed and kept", [(None, None, 2)]),
+        ("thinking as it came", [("history_changed", "template", 1), (None, None, 1)]),
+    ],
+)
+def test_thinking_that_the_client_trims_merges_where_the_template_puts_the_lines_back(
+    tokenizer_file: Path, template: str, expected: Any, decode: bool
+) -> None:
+    thought = "\nThe sky, they said.\n"
+    message = {"role": "assistant", "content": "The sky is blue.", "reasoning": thought}
+    replies: list[tuple[str, Message | None]] = [
+        (f"<think>{thought}</think>\n\nThe sky is bl·ue.", message),
+        ("The sea as well.", None),
+    ]
+    trims = lambda message: {**message, "reasoning": (message.get("reasoning") or "").strip()}  # noqa: E731 - as above
+    _, _, trajectory = built(template, tokenizer_file, replies, decode=decode, echo=trims)
+    assert found(trajectory) == expected
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_line_that_the_template_adds_before_a_call_is_drift(tokenizer_file: Path, decode: bool) -> None:
+    """Engines leave the line break before a call in the text, and templates write one of their own."""
+    text = 'I add.\n<call>{"name": "add", "arguments": {"a": 1}}</call>'
+    replies = [(text, {**calling('{"a": 1}'), "content": "I add.\n"}), ("Six.", None)]
+    _, _, trajectory = built("a line before calls", tokenizer_file, replies, decode=decode)
+    assert found(trajectory) == [(None, None, 2)]
+    assert trajectory.traces[0].turns[1].context is Context.RETOKENIZED
+
+
 def test_with_the_tokenizer_text_counts_and_not_how_a_client_writes_a_message(tokenizer_file: Path) -> None:
     replies: list[tuple[str, Message | None]] = [("T·he sky is blue.", None), ("Yes.", None)]
     renamed = lambda message: {**message, "name": "bot"}  # noqa: E731 - not shown by the template
@@ -217,12 +261,27 @@ def test_a_tokenizer_that_is_not_there_is_named(tokenizer_file: Path) -> None:
         ('<call>{"a":1,"b":[1,2]}</call>', '<call>{"b": [1, 2], "a": 1.0}</call>'),
         ('{"arguments": "{\\"a\\":1}"}', '{"arguments": {"a": 1}}'),
         ('x {not json} {"a" : "\\u00e9"}', 'x {not json} {"a": "é"}'),
+        ('So.\n<call>\n{"a": 1}\n</call>', 'So.\n\n<call>{"a": 1}</call>\n'),
+        ('<call>{"a": 1}</call> <call>{"b": 2}</call>', '<call>{"a": 1}</call>\n\n<call>{"b": 2}</call>'),
+        ('[TOOL_CALLS] {"a": 1}', '[TOOL_CALLS]{"a": 1}'),
     ],
 )
 def test_json_is_compared_by_what_it_says(one: str, other: str) -> None:
     assert respaced(one) == respaced(other)
 
 
-@pytest.mark.parametrize(("one", "other"), [('{"a": 1}', '{"a": 2}'), ("a  b", "a b"), ("{", "{{"), ('{"a": 1}', "")])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"a": 1}', '{"a": 2}'),
+        ("a  b", "a b"),
+        ("{", "{{"),
+        ('{"a": 1}', ""),
+        ('a  b <c>{"a": 1}</c>', 'a b <c>{"a": 1}</c>'),
+        ('<c>{"a": 1}</c> a  b', '<c>{"a": 1}</c> a b'),
+        ('{"a": "x  y"}', '{"a": "x y"}'),
+        ("<a>\n\n<b>", "<a>\n<b>"),
+    ],
+)
 def test_what_says_something_else_stays_different(one: str, other: str) -> None:
     assert respaced(one) != respaced(other)

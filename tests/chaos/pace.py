@@ -55,4 +55,6 @@ class PacedEngine(ScriptedEngine):
 
     def on_end(self, call: Call, generation: Generation, outcome: str) -> None:
         super().on_end(call, generation, outcome)
+        if self.scripted.is_probe(call):
+            return  # the proxy's self-test: neither paced nor counted
         self.pace.ended(finished=outcome == "finished")

@@ -133,6 +133,7 @@ async def test_status_shows_tasks_sessions_groups_and_nodes_in_80_columns(topics
     sessions = [f"{n:08}-0000-0000-0000-000000000000" for n in range(2)]
     failure = failed(message="the node is gone").failure
     held = [Held(assignment_id="a", session_id=sessions[0], attempt=1, stage="RUNNING")]
+    soon = now_ms() + 120_000  # still fresh when a slow machine has come to the last command
     async with Bus(topics, Service.SCHEDULER) as bus:
         await bus.send(
             Out("leases", "t/t", state()),
@@ -143,10 +144,10 @@ async def test_status_shows_tasks_sessions_groups_and_nodes_in_80_columns(topics
             Out("leases", "other", lease("other", 2, Phase.QUEUED)),
             Out("leases", "t/gone", None),
             Out("leases", "other", None),
-            Out("nodes", "tick", Tick(leader_id="l", number=1, at_ms=now_ms())),
+            Out("nodes", "tick", Tick(leader_id="l", number=1, at_ms=soon)),
         )
     async with Bus(topics, Service.GATEWAY) as bus:
-        for node, at_ms in (("n", now_ms()), ("dead", now_ms() - 60_000)):
+        for node, at_ms in (("n", soon), ("dead", now_ms() - 60_000)):
             beat = NodeHeartbeat(
                 node_id=node,
                 boot_id="b",
@@ -213,10 +214,13 @@ async def test_following_ends_with_ctrl_c_and_no_traceback(finished: BusSettings
         assert process.stdout is not None
         assert process.stderr is not None
         with process, process.stdout, process.stderr:
-            for _ in range(3):
-                process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            return process.wait(30), process.stderr.read()
+            try:
+                for _ in range(3):
+                    process.stdout.readline()
+                process.send_signal(signal.SIGINT)
+                return process.wait(30), process.stderr.read()
+            finally:
+                process.kill()  # a shell's background jobs ignore SIGINT, and so do their children
 
     assert await asyncio.to_thread(follow) == (130, "")
 

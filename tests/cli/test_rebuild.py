@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from polar.builder.build import FORMAT
 from polar.bus import Bus, BusSettings, Out
 from polar.bus.clients import Clients
 from polar.bus.topics import ensure_topics
@@ -173,7 +174,7 @@ async def test_another_builder_with_revised_rewards_in_files_of_both_kinds(
     assert done.returncode == 0, done.stderr
     (own,) = read_trajectories(path)
     assert isinstance(own, Trajectory)
-    assert (own.builder.config, own.builder_version, own.reward) == ({"train_greedy": True}, "1.own-1", 0.25)
+    assert (own.builder.config, own.builder_version, own.reward) == ({"train_greedy": True}, f"{FORMAT}.own-1", 0.25)
 
 
 async def test_what_is_lost_unfinished_or_unknown_is_said_and_fails(log: World, polar: Polar, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import polar.devmodel
 from polar.devmodel import ChatTokenizer
 from polar.runtime import BoxSpec, create_runtime
 from polar.runtime import Door as Way
+from tests.harness.building import keeps_thinking
 from tests.harness.place import Place, Relay
 from tests.proxy.conftest import buses, door_to, engine_of  # noqa: F401 - fixtures
 from tests.proxy.harness import Door
@@ -28,6 +29,12 @@ def tokenizer() -> ChatTokenizer:
     """The bundled one, with another model's chat template where POLAR_TEST_CHAT_TEMPLATE names a file."""
     template = os.environ.get("POLAR_TEST_CHAT_TEMPLATE")
     return ChatTokenizer.from_files(TOKENIZER, template) if template else ChatTokenizer.small()
+
+
+@pytest.fixture(scope="session")
+def thoughtful() -> ChatTokenizer:
+    """One whose template shows thinking."""
+    return keeps_thinking()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from polar.devmodel import Match, Reply, Rule, Script
 from polar.devmodel.script import View
 from polar.gateway.harness import Launch
 from tests.harness.adapters import HOME, Adapter
+from tests.harness.building import OTHER_TEMPLATE, Told, built, expected, traces
 from tests.harness.place import MODEL, Place, captures
 from tests.harness.running import each_cli, place_for
 
@@ -94,3 +95,10 @@ async def test_a_compaction_is_captured_and_told_apart(
     assert SUMMARY in str(records[at].choices[0].message["content"])
     assert [SUMMARY in json.dumps(one.prompt.messages) for one in records] == [i > at for i in range(len(records))]
     assert len(records) - at > 1
+    if not OTHER_TEMPLATE:
+        found = traces(await built(place))
+        mains = [one for one in found if one.label == "main"]
+        assert found == expected(cli, *mains, Told("compaction", 1))
+        # one until the compaction, one that goes on from its summary
+        assert {one.ends for one in mains} == {"compaction", None}
+        assert len(mains) == 2

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from polar.devmodel import Match, Reply, Rule, Script
+from polar.devmodel import ChatTokenizer, Match, Reply, Rule, Script
 from polar.devmodel.script import View, content_text
 from polar.gateway.harness import Launch
-from polar.schemas import ClientHints, CompletionCaptured
+from polar.schemas import ClientHints, CompletionCaptured, Label
 from tests.harness.adapters import Adapter
+from tests.harness.building import DROPPED, OTHER_TEMPLATE, Told, built, expected, traces
 from tests.harness.place import Place, captures
 from tests.harness.running import each_cli, place_for
 from tests.harness_tables import script
@@ -59,9 +60,11 @@ def main_calls(records: list[CompletionCaptured]) -> list[CompletionCaptured]:
 @pytest.mark.parametrize("mode", ["live", "synthetic"])
 @pytest.mark.parametrize("cli", each_cli())
 async def test_a_task_of_several_turns(
-    cli: Adapter, mode: str, engine_of: Start, door_to: Start, places: Start
+    cli: Adapter, mode: str, engine_of: Start, door_to: Start, places: Start, thoughtful: ChatTokenizer
 ) -> None:
-    engine = await engine_of(Script(task(cli)), reasoning=True)
+    thinks = mode == "synthetic" and not OTHER_TEMPLATE
+    options = {"tokenizer": thoughtful} if thinks else {}
+    engine = await engine_of(Script(task(cli)), reasoning=True, **options)
     place: Place = await place_for(cli, await door_to(engine, stream_mode=mode, delta_prompts=False), places)
     told = place.told()
     # as an adapter launches it, and by the lines in docs/harnesses.md
@@ -103,6 +106,11 @@ async def test_a_task_of_several_turns(
         sum(len(one.prompt.ids) for one in turns),
         sum(len(choice.ids) for one in turns for choice in one.choices),
     )
+    if not OTHER_TEMPLATE:
+        # nothing was interrupted: one trace, but for what the template leaves out
+        own = [Told("main", 4)] if thinks else [DROPPED, DROPPED, Told("main", 2)]
+        assert traces(await built(place)) == expected(cli, *own)
+        assert len((await built(place, "per_request")).traces) == len(records)
 
 
 def counting(cli: Adapter, delegate: dict[str, Any]) -> list[Rule]:
@@ -154,6 +162,12 @@ async def test_a_sub_agent_is_captured_and_told_apart(
     own, main = agent[0].hints, main_calls(records)[0].hints
     assert {one.hints for one in agent} == {own}
     assert own.session == main.session or own.parent == main.session
+    if not OTHER_TEMPLATE:
+        trajectory = await built(place)
+        mains = len(rest) - others.count("title")
+        assert traces(trajectory) == expected(cli, Told("main", mains), Told("subagent", 2))
+        (delegated,) = [trace for trace in trajectory.traces if trace.label is Label.SUBAGENT]
+        assert {turn.completion_id for turn in delegated.turns} == {one.completion_id for one in agent}
     if cli.name == "codex":
         assert own.parent == main.thread == main.session
         assert own.thread not in (None, main.thread)

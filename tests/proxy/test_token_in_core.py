@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.proxy.token_in.compare import drift, same_reply, skeleton
-from polar.proxy.token_in.conversation import Conversation, normal, setting
+from polar.proxy.token_in.conversation import Conversation, setting
 from polar.proxy.token_in.splice import NO_END, REWROTE, New, added, beyond
 from polar.proxy.token_in.turns import Canonical, Marks, Turns
 from polar.schemas import (
@@ -23,6 +23,7 @@ from polar.schemas import (
     Sampling,
     TokenIds,
 )
+from polar.schemas.messages import normal
 from polar.schemas.prompts import Captured, delta
 
 ids = st.lists(st.integers(0, 5), max_size=40)

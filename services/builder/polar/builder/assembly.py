@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from polar.schemas import Context, Drift, Label, MediaPart, Pool, SetAside, Shared, Trace, Turn
 from polar.schemas import Span as WireSpan
@@ -75,10 +76,10 @@ def assemble(material: Material, chains: list[Chain], config: TrainConfig, traje
     """Pool and traces, in the order of `chains`. Deterministic."""
     fitted = [_fit(chain, config.max_tokens_per_trace) for chain in chains]
     kept = {place: number for number, place in enumerate(i for i, one in enumerate(fitted) if one.links)}
-    segments = [joined(taken(_segments(one.links), one.length)) if one.links else [] for one in fitted]
-    packed = material.tokens.pack(span for one in segments for span in one)
-    messages = _Numbers()
-    tools = _Numbers()
+    segments = [_segments(one) for one in fitted]
+    packed = material.tokens.pack([span for one in segments for span in one])
+    messages = _Numbers(len(material.messages.messages))
+    tools = _Numbers(len(material.messages.tools))
     traces = []
     for place in kept:
         chain, fit, spans = chains[place], fitted[place], segments[place]
@@ -98,8 +99,8 @@ def assemble(material: Material, chains: list[Chain], config: TrainConfig, traje
                 label_by=chain.label_by,
                 trainable=trainable,
                 rewarded=None if rewarded is trainable else rewarded,
-                prompt_messages=messages.spans(first.messages.tolist()),
-                response_messages=messages.spans(_response_messages(fit.links)),
+                prompt_messages=messages.spans(first.messages),
+                response_messages=messages.spans(np.array(_response_messages(fit.links), np.int32)),
                 policy_versions=list(dict.fromkeys(span.version for turn in turns for span in turn.policy)),
                 media=_media(fit.links),
                 drift=drift,
@@ -145,13 +146,16 @@ def _too_long(sample: Sample, limit: int | None) -> SetAside:
     )
 
 
-def _segments(links: list[Link]) -> list[Span]:
-    first = links[0].sample
-    spans = [*first.prompt, first.reply]
-    for link in links[1:]:
+def _segments(fit: _Fitted) -> list[Span]:
+    if not fit.links:
+        return []
+    first = fit.links[0].sample
+    spans = [first.reply]
+    for link in fit.links[1:]:
         spans += skipped(link.sample.prompt, link.standing)
         spans.append(link.sample.reply)
-    return joined(spans)
+    found = joined(spans, first.prompt)
+    return taken(found, fit.length) if fit.cut else found
 
 
 def _shares(chain: Chain, kept: dict[int, int], segments: list[list[Span]], spans: list[Span]) -> Shared | None:
@@ -237,14 +241,24 @@ def _media(links: list[Link]) -> list[MediaPart]:
 class _Numbers:
     """Old numbers to new ones, in the order of first use."""
 
-    def __init__(self) -> None:
-        self.used: dict[int, int] = {}
+    def __init__(self, count: int) -> None:
+        """`count`: of old numbers."""
+        self.used: list[int] = []
+        self._new = np.full(count, -1, np.int32)
 
     def number(self, old: int) -> int:
-        return self.used.setdefault(old, len(self.used))
+        if self._new[old] < 0:
+            self._new[old] = len(self.used)
+            self.used.append(old)
+        return int(self._new[old])
 
-    def spans(self, old: list[int]) -> list[WireSpan]:
-        return [WireSpan(start=start, end=end) for start, end in runs(self.number(one) for one in old)]
+    def spans(self, old: npt.NDArray[np.int32]) -> list[WireSpan]:
+        new = self._new[old]
+        if (new < 0).any():
+            for one in old[new < 0].tolist():
+                self.number(one)
+            new = self._new[old]
+        return [WireSpan(start=start, end=end) for start, end in runs(new)]
 
 
 def _pool(material: Material, packed: Packed, messages: _Numbers, tools: _Numbers) -> Pool:

@@ -8,7 +8,7 @@ trajectory with an error and no traces. It must not know Kafka, a clock or setti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from polar.schemas import (
@@ -29,11 +29,11 @@ from polar.schemas.ids import trajectory_id
 from .assembly import Chain, assemble, trained
 from .config import ConfigWrong
 from .registry import UnknownStrategy, load
-from .samples import Material, read
-from .session import Account, Entry, SessionState, Verdict
+from .samples import Material, Reader, read
+from .session import Account, CallState, Entry, SessionState, Verdict
 from .texts import Tokenizers
 
-FORMAT: Final = "2"
+FORMAT: Final = "3"
 """Changes when the common part of all strategies would give other trajectories."""
 
 
@@ -60,7 +60,7 @@ def rebuild(
         ValueError: the records do not begin with `SessionOpened`, or hold no closing record.
     """
     state: SessionState | None = None
-    bodies: list[CompletionCaptured] = []
+    reading: dict[int, _Reading] = {}
     for entry in records:
         if state is None:
             if not isinstance(entry.event, SessionOpened):
@@ -69,12 +69,18 @@ def rebuild(
             continue
         verdict = state.observe(entry)
         if verdict in (Verdict.KEPT, Verdict.BUILD) and isinstance(entry.event, CompletionCaptured):
-            bodies.append(entry.event)
+            call = state.calls[entry.event.completion_id]
+            if call.attempt not in reading:
+                reading[call.attempt] = _Reading(tokenizers)
+            if call.state is CallState.CAPTURED:
+                reading[call.attempt].take(entry.event)
         if verdict is Verdict.BUILD:
             break
     if state is None:
         raise ValueError("no records")
-    return build(state.account(), bodies, spec, allowed=allowed, tokenizers=tokenizers)
+    account = state.account()
+    read_so_far = reading.get(account.attempt) or _Reading(tokenizers)
+    return _built(account, read_so_far.material, spec, allowed)
 
 
 def build(
@@ -93,12 +99,43 @@ def build(
         spec: as in `rebuild`.
         allowed, tokenizers: as in `rebuild`.
     """
+
+    def material() -> Material:
+        wanted = account.captured
+        return read((one for one in bodies if one.completion_id in wanted), tokenizers)
+
+    return _built(account, material, spec, allowed)
+
+
+class _Reading:
+    """Completions of one attempt, taken as they come, so that none is kept whole until the session's end."""
+
+    def __init__(self, tokenizers: Tokenizers | None) -> None:
+        self._reader = Reader(tokenizers)
+        self._error: Exception | None = None
+
+    def take(self, completion: CompletionCaptured) -> None:
+        if self._error is None:
+            try:
+                self._reader.take(completion)
+            except Exception as error:  # noqa: BLE001 - told by `material`, where the build answers for it
+                self._error = error
+
+    def material(self) -> Material:
+        if self._error is not None:
+            raise self._error
+        return self._reader.material
+
+
+def _built(
+    account: Account, read_material: Callable[[], Material], spec: BuilderSpec | None, allowed: Collection[str]
+) -> Trajectory:
     spec = spec or account.opened.builder
     wanted = account.captured
     name = trajectory_id(account.opened.session_id, account.attempt, canonical(spec).decode())
     try:
         strategy = load(spec.strategy, allowed)(spec)
-        material = read((one for one in bodies if one.completion_id in wanted), tokenizers)
+        material = read_material()
         missing = wanted.difference(material.completions)
         if missing:
             raise NotAccounted(f"{len(missing)} captured completions were not handed to the build")

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from polar.schemas import ClientHints, Label
 
@@ -107,8 +108,8 @@ class _Session:
         """Of each sample."""
         self._starts: list[Sample] = []
         """Samples whose prompt holds no earlier reply and is none of before."""
-        self._went_on: set[int] = set()
-        """Conversations with a reply (`Sample.said`) that a later prompt begins with."""
+        self._went_on = np.zeros(material.messages.path_count, np.bool_)
+        """Of each conversation with a reply (`Sample.said`): whether a later prompt begins with it."""
         self._goes_on: set[int] = set()
         """Samples whose prompt holds an earlier reply."""
         self._compactions: set[int] = set()
@@ -144,7 +145,7 @@ class _Session:
 
     def _aside(self, sample: Sample, conversation: _Conversation) -> bool:
         """Whether a call only asks something on top of its conversation, which then goes on without it."""
-        if sample.tools is not None or sample.said in self._went_on:
+        if sample.tools is not None or self._went_on[sample.said]:
             return False
         with_tools = [one.index for one in conversation.calls if one.tools is not None]
         return bool(with_tools) and with_tools[0] < sample.index < with_tools[-1]
@@ -153,14 +154,13 @@ class _Session:
 
     def _group(self) -> None:
         by_path: dict[int, _Conversation] = {}
-        by_reply: set[int] = set()
+        is_reply = np.zeros(self._material.messages.path_count, np.bool_)
         by_opening: dict[tuple[str | None, Any], _Conversation] = {}
         for sample in self._samples:
             thread = sample.completion.hints.thread
-            paths = sample.paths.tolist()
             # newest first; most prompts go on from the call before them
-            known = next((at for at in range(len(paths) - 1, -1, -1) if paths[at] in by_path), None)
-            found = by_path[paths[known]] if known is not None else self._by_ids(sample)
+            known = next((path for path in sample.conversations() if path in by_path), None)
+            found = by_path[known] if known is not None else self._by_ids(sample)
             if found is not None and found.thread != thread:
                 found, known = None, None
             key = (thread, self._opening(sample))
@@ -169,17 +169,17 @@ class _Session:
                 found = _Conversation(len(self._conversations), thread)
                 self._conversations.append(found)
             by_opening.setdefault(key, found)
-            replies = [one for one in paths if one in by_reply]
-            self._went_on.update(replies)
-            if replies:
+            replies = sample.paths[is_reply[sample.paths]]
+            self._went_on[replies] = True
+            if len(replies):
                 self._goes_on.add(sample.index)
-            if not replies and (not paths or paths[-1] not in by_path):
+            elif sample.path not in by_path:
                 self._starts.append(sample)
             found.calls.append(sample)
             self._of.append(found)
-            if paths:
-                by_path[paths[-1]] = found
-            by_reply.add(sample.said)
+            if sample.path >= 0:
+                by_path[sample.path] = found
+            is_reply[sample.said] = True
 
     def _by_ids(self, sample: Sample) -> _Conversation | None:
         """Where there are no messages, as in some token-in sessions."""
@@ -191,8 +191,8 @@ class _Session:
     def _opening(self, sample: Sample) -> Any:
         """Its system messages and the first that is none; equal in prompts of one conversation, rewritten or not."""
         messages = self._material.messages.messages
-        for at, number in enumerate(sample.messages.tolist()):
-            if messages[number].get("role") not in ("system", "developer"):
+        for at in range(len(sample.messages)):
+            if messages[sample.messages[at]].get("role") not in ("system", "developer"):
                 return int(sample.paths[at])
         return -1 - sample.index
 
@@ -234,7 +234,7 @@ class _Session:
         """The earlier call whose reply a prompt starts from."""
         for at in range(start.index - 1, max(-1, start.index - 1 - LOOK_BACK), -1):
             one = self._samples[at]
-            if one.choice.message.get("tool_calls") or one.said in self._went_on:
+            if one.choice.message.get("tool_calls") or self._went_on[one.said]:
                 continue
             if one.completion.hints.thread != start.completion.hints.thread:
                 continue

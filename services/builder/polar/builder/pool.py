@@ -12,9 +12,9 @@ before. Spans are half-open `(start, end)` positions in the array. It must not k
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ Span = tuple[int, int]
 
 FIRST_LOOK = 1024
 """Ids compared before the rest: sequences that part early are told apart without reading them wholly."""
-
-
-MOST_INDEX: Final = 2**62
 
 
 def common_prefix(one: Ids, other: Ids) -> int:
@@ -52,7 +49,7 @@ def common_suffix(one: Ids, other: Ids) -> int:
 
 
 class _Node:
-    """A run of ids in the tree. Marks are `(depth, who)`, sorted, with `depth` within this node's reach."""
+    """A run of ids in the tree. Marks are `(depth, -who)`, sorted, with `depth` within this node's reach."""
 
     __slots__ = ("children", "depth", "end", "parent", "prompts", "replies", "start")
 
@@ -79,25 +76,25 @@ class Place(NamedTuple):
         """Ids of the sequence up to here."""
         return self.node.depth + self.taken
 
-    def prompts(self) -> Iterator[int]:
-        """Who put in a prompt with which the sequence up to here begins: longest first, then oldest."""
-        return self._marks("prompts")
+    def prompts(self, most: int) -> tuple[int, ...]:
+        """Who put in a prompt with which the sequence up to here begins: longest first, then oldest; `most` of them."""
+        return self._marks("prompts", most)
 
-    def replies(self) -> Iterator[int]:
-        """Who put in a prompt with a reply with which the sequence up to here begins: longest first, then oldest."""
-        return self._marks("replies")
+    def replies(self, most: int) -> tuple[int, ...]:
+        """Who put in a prompt with a reply with which the sequence up to here begins: as `prompts`."""
+        return self._marks("replies", most)
 
-    def _marks(self, name: str) -> Iterator[int]:
+    def _marks(self, name: str, most: int) -> tuple[int, ...]:
         node: _Node | None = self.node
-        reach = self.depth
-        while node is not None:
+        reach = (self.depth, 0)
+        found: list[int] = []
+        while node is not None and len(found) < most:
             marks: list[tuple[int, int]] = getattr(node, name)
-            end = bisect_right(marks, (reach, MOST_INDEX))
-            while end:
-                start = bisect_left(marks, (marks[end - 1][0], -MOST_INDEX), 0, end)
-                yield from (who for _, who in marks[start:end])
-                end = start
+            if marks:
+                end = bisect_right(marks, reach)
+                found += [-who for _, who in marks[max(0, end - most + len(found)) : end][::-1]]
             node = node.parent
+        return tuple(found)
 
 
 class TokenPool:
@@ -134,7 +131,7 @@ class TokenPool:
         The run of their own, and the spans of prompt and reply as a later prompt has them.
         """
         after = self._end_of(before)
-        insort(after.node.prompts, (after.depth, who))
+        insort(after.node.prompts, (after.depth, -who))
         start = self._append(ids, logprobs)
         end = self.size
         walk = self._walk(ids, after)
@@ -142,7 +139,7 @@ class TokenPool:
         if walk.length < len(ids):
             spans.append((start + walk.length, end))
             place = self._attach(place, start + walk.length, end)
-        insort(place.node.replies, (place.depth, who))
+        insort(place.node.replies, (place.depth, -who))
         return (start, end), joined(spans, before)
 
     def ids(self, span: Span) -> Ids:
@@ -159,19 +156,20 @@ class TokenPool:
             return self.ids(spans[0])
         return np.concatenate([self.ids(span) for span in spans]) if spans else self._ids[:0]
 
-    def pack(self, used: Iterable[Span]) -> Packed:
+    def pack(self, used: Sequence[Span]) -> Packed:
         """Only the ids of `used`, in the order they came in."""
-        edges = np.zeros(self.size + 1, np.int64)
-        for start, end in used:
-            edges[start] += 1
-            edges[end] -= 1
-        keep = np.cumsum(edges[: self.size]) > 0
-        places = np.zeros(self.size + 1, np.int64)
-        np.cumsum(keep, out=places[1:])
+        starts, ends = np.array(used, np.int64).reshape(-1, 2).T
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        first = np.ones(len(starts), np.bool_)
+        first[1:] = starts[1:] > ends[:-1]
+        starts, ends = starts[first], ends[np.roll(first, -1)]
+        kept = list(zip(starts.tolist(), ends.tolist(), strict=True))
         return Packed(
-            TokenIds(self._ids[: self.size][keep].tobytes()),
-            Logprobs(self._logprobs[: self.size][keep].tobytes()),
-            places,
+            TokenIds(b"".join(self.ids(span).tobytes() for span in kept)),
+            Logprobs(b"".join(self.logprobs(span).tobytes() for span in kept)),
+            starts,
+            np.cumsum(ends - starts) - ends,
         )
 
     def _append(self, ids: Ids, logprobs: npt.NDArray[np.float32] | None) -> int:
@@ -252,14 +250,16 @@ class _Walk(NamedTuple):
 class Packed(NamedTuple):
     tokens: TokenIds
     logprobs: Logprobs
-    places: npt.NDArray[np.int64]
-    """New position of each old one."""
+    starts: npt.NDArray[np.int64]
+    """Of the runs that were kept, in order: old positions."""
+    shifts: npt.NDArray[np.int64]
+    """What each run's old positions are moved by."""
 
-    def span(self, span: Span) -> Span:
-        return int(self.places[span[0]]), int(self.places[span[1]])
-
-    def spans(self, spans: Iterable[Span]) -> list[WireSpan]:
-        return wire(joined(self.span(span) for span in spans))
+    def spans(self, spans: Sequence[Span]) -> list[WireSpan]:
+        """New positions of what was kept."""
+        places = np.array(spans, np.int64).reshape(-1, 2)
+        runs = np.searchsorted(self.starts, places[:, 0], side="right") - 1
+        return wire(joined((places + self.shifts[runs][:, None]).tolist()))
 
 
 def joined(spans: Iterable[Span], before: Sequence[Span] = ()) -> list[Span]:
@@ -288,6 +288,16 @@ def shared(one: Sequence[Span], other: Sequence[Span]) -> int:
     return length
 
 
+def begins(spans: Sequence[Span], first: Sequence[Span]) -> bool:
+    """Whether the positions `spans` begin with all of `first`; both joined."""
+    if not first:
+        return True
+    last = len(first) - 1
+    if last >= len(spans) or spans[:last] != first[:last]:
+        return False
+    return spans[last][0] == first[last][0] and spans[last][1] >= first[last][1]
+
+
 def skipped(spans: Iterable[Span], count: int) -> Iterator[Span]:
     """`spans` without their first `count` positions."""
     for start, end in spans:
@@ -297,13 +307,15 @@ def skipped(spans: Iterable[Span], count: int) -> Iterator[Span]:
             yield start + cut, end
 
 
-def taken(spans: Iterable[Span], count: int) -> Iterator[Span]:
+def taken(spans: Sequence[Span], count: int) -> list[Span]:
     """The first `count` positions of `spans`."""
-    for start, end in spans:
-        if count <= 0:
-            return
-        yield start, min(end, start + count)
+    if count <= 0:
+        return []
+    for at, (start, end) in enumerate(spans):
         count -= end - start
+        if count <= 0:
+            return [*spans[:at], (start, end + count)]
+    return list(spans)
 
 
 def wire(spans: Iterable[Span]) -> list[WireSpan]:

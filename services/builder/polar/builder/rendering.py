@@ -11,8 +11,9 @@ reply's first character; the end of the turn is another id than the sampled one,
   it counts only where it is followed as the last end in `p` is, so that the same characters in a text are no end.
 - **Same text.** With a tokenizer both sides are decoded and compared, JSON normalized; a stop string, which no history
   shows, is the end of its turn. Without one it is judged: the messages are equal in normal form (the caller has seen to
-  that), and aligned id by id the two sides differ in short stretches only, none of which is missing on one side. That
-  finds thinking and calls that a template drops; it cannot see a template that changes a character in its place.
+  that), and aligned id by id the two sides differ in short stretches only, none of which is missing on one side and,
+  where the client trimmed the reply, none of which is at its edges. That finds thinking and calls that a template
+  drops; it cannot see a template that changes a character in its place.
 
 Pure; arrays are compared, never walked id by id.
 """
@@ -25,8 +26,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from polar.schemas.messages import Message
+
 from .assembly import Drifted
-from .messages import Message, text_of
+from .messages import text_of
 from .pool import Ids, common_prefix, common_suffix, shared
 from .samples import Material, Sample
 from .texts import TextOf, respaced
@@ -41,6 +44,8 @@ TIGHT_STRETCH: Final = (2, 2)
 """The same for replies with thinking, which templates like to drop; and then they begin with another id."""
 RESPACED: Final = 2
 """Ids that spacing in the arguments of a tool call may add or take at one place."""
+EDGE: Final = 8
+"""Ids of a reply's beginning in which white space that a client trimmed would be missing."""
 REPLACEMENT: Final = "\ufffd"
 AGREE: Final = 3
 """Equal ids in a row after which two renderings are taken to go on together."""
@@ -84,6 +89,49 @@ class Rendered(NamedTuple):
     drift: tuple[Drifted, ...]
 
 
+class Trimmed(NamedTuple):
+    """Where a client took white space off a reply that it sent back."""
+
+    text: bool = False
+    """Off its text, not only its thinking."""
+    start: bool = False
+    """Where the reply's first ids show it, unless the template puts it back."""
+    end: bool = False
+    """Where its last id does."""
+    inside: bool = False
+    """Where no id's place tells."""
+
+
+def trimmed(material: Material, before: Sample, sample: Sample) -> Trimmed:
+    """How the messages of `sample` give back the reply of `before`, which they hold."""
+    at = len(before.messages)
+    if at >= len(sample.messages) or before.said not in sample.paths:
+        return Trimmed()
+    own, shown = before.choice.message, material.messages.messages[sample.messages[at]]
+    if own == shown:
+        return Trimmed()
+    thought, text = _edges(_thought(own), _thought(shown)), _edges(text_of(own), text_of(shown))
+    calls = bool(own.get("tool_calls"))
+    if _thought(own).strip():
+        # a template that puts a thought's first line break back is taken to do so with its last
+        inside = (thought.end and not thought.start) or text.start or (text.end and calls)
+        return Trimmed(any(text), thought.start, text.end and not calls, inside)
+    return Trimmed(any(text), text.start, text.end and not calls, text.end and calls)
+
+
+class _Edges(NamedTuple):
+    start: bool
+    end: bool
+
+
+def _edges(own: str, shown: str) -> _Edges:
+    """Whether white space is other, of texts that are otherwise the same."""
+    words = own.strip()
+    start, _, end = own.partition(words) if words else (own, "", "")
+    other_start, _, other_end = shown.partition(words) if words else (shown, "", "")
+    return _Edges(start != other_start, end != other_end)
+
+
 def find(material: Material, before: Sample, sample: Sample, ends: Ends, text_of: TextOf | None) -> Rendered | str:
     """How the prompt of `sample` renders the reply of `before`; or the break reason where it does not."""
     reply = material.reply_ids(before)
@@ -102,7 +150,7 @@ def find(material: Material, before: Sample, sample: Sample, ends: Ends, text_of
     if not extents:
         return NO_END
     for extent in extents:
-        drift = _same(before, lead, said, rest[: extent.body], text_of)
+        drift = _same(before, lead, said, rest[: extent.body], text_of, trimmed(material, before, sample))
         if drift is not None:
             if own is not None and (extent.body == extent.length or int(rest[extent.body]) != own):
                 drift = (*drift, Drifted(len(said), 1, extent.length - extent.body))
@@ -163,7 +211,9 @@ def _sorted(ids: Set[int]) -> Ids:
     return np.array(sorted(ids), np.int32)
 
 
-def _same(sample: Sample, lead: Ids, said: Ids, rendered: Ids, text_of: TextOf | None) -> tuple[Drifted, ...] | None:
+def _same(
+    sample: Sample, lead: Ids, said: Ids, rendered: Ids, text_of: TextOf | None, client: Trimmed
+) -> tuple[Drifted, ...] | None:
     """Where the ids `rendered` differ from `said`, if both are the same text; None: they are not.
 
     Args:
@@ -182,9 +232,9 @@ def _same(sample: Sample, lead: Ids, said: Ids, rendered: Ids, text_of: TextOf |
         if len(lead) and _text(sample, whole, text_of, cut=True) == shown:
             return _shifted(differences(whole, rendered), len(lead))
         return None
-    if len(lead) and _alike(sample, whole, rendered):
+    if len(lead) and _alike(sample, whole, rendered, client):
         return _shifted(differences(whole, rendered), len(lead))
-    return (*left_out, *differences(said, rendered)) if _alike(sample, said, rendered) else None
+    return (*left_out, *differences(said, rendered)) if _alike(sample, said, rendered, client) else None
 
 
 def _text(sample: Sample, ids: Ids, text_of: TextOf, *, cut: bool) -> str:
@@ -236,22 +286,25 @@ def _until_they_agree(here: Ids, there: Ids) -> tuple[int, int]:
     return len(here), len(there)
 
 
-def _alike(sample: Sample, said: Ids, rendered: Ids) -> bool:
+def _alike(sample: Sample, said: Ids, rendered: Ids, client: Trimmed) -> bool:
     """Whether the ids `rendered` can be the text of `said`, both without their end of turn, as ids alone show it."""
     if (len(said) > 0) != (len(rendered) > 0):
         return False
     message, stop = sample.choice.message, sample.choice.stop
     thinks = _thinks(message)
     times, more = TIGHT_STRETCH if thinks else STRETCH
-    missing = RESPACED if message.get("tool_calls") else 0
+    come = RESPACED if message.get("tool_calls") else 0
+    gone = 0 if any(client) else come
     for position, here, there in differences(said, rendered):
         last = position + here == len(said)
         # of a stop string each byte may be an id
         dropped = len(stop.encode()) if isinstance(stop, str) and last else 0
         if thinks and not position:
             return False
+        if (client.start and position < EDGE) or (client.end and last) or (client.inside and here):
+            return False  # the template did not put back what the client trimmed, or none can tell
         if not here or not there:
-            if there > missing or here > missing + dropped:
+            if there > come or here > gone + dropped:
                 return False
         elif here > times * there + more + dropped or there > times * here + more:
             return False
@@ -265,4 +318,8 @@ def decodable(sample: Sample) -> bool:
 
 def _thinks(message: Message) -> bool:
     """Whether a reply holds thinking, told apart by the engine or left in the text."""
-    return bool(message.get("reasoning") or message.get("reasoning_content")) or "</think>" in text_of(message)
+    return bool(_thought(message)) or "</think>" in text_of(message)
+
+
+def _thought(message: Message) -> str:
+    return str(message.get("reasoning") or message.get("reasoning_content") or "")

@@ -8,29 +8,36 @@ set aside with the reason; nothing raises. It must not know how samples are join
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from polar.schemas import Choice, CompletionCaptured, Logprobs, MediaPart, Prompt, SetAside, TokenIds
+from polar.schemas.messages import Message
 from polar.schemas.prompts import BaseExpired, resolve
 
-from .messages import Message, MessagePool
-from .pool import Ids, Span, TokenPool, shared, skipped, taken
+from .messages import MessagePool
+from .pool import Ids, Span, TokenPool, begins, skipped, taken
 from .texts import Tokenizers
 
 Numbers = npt.NDArray[np.int32]
-"""Shape `(messages, 3)`: of each message, of its normal form, and of the conversation up to it."""
+"""Shape `(3, messages)`: of each message, of its normal form, and of the conversation up to it."""
 
 NEAREST: Final = 32
 """Earlier calls that a sample knows by ids: all would be one for each pair of calls, and only the longest matter."""
+CONVERSATIONS: Final = 4
+"""Whole prompts that are kept to compare later ones with: of calls of a sub-agent and its caller by turns."""
+
 _NO_IDS = TokenIds()
+_NO_LOGPROBS = Logprobs()
 _NO_PROMPT = Prompt(ids=_NO_IDS)
+_NO_NUMBERS: Final[Numbers] = np.empty((3, 0), np.int32)
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +78,11 @@ class Sample:
     def path(self) -> int:
         """Number of the conversation that the prompt is; -1: it has no messages."""
         return int(self.paths[-1]) if len(self.paths) else -1
+
+    def conversations(self) -> Iterator[int]:
+        """`paths`, longest first."""
+        paths = self.paths
+        return (paths.item(at) for at in range(len(paths) - 1, -1, -1))
 
     @property
     def place(self) -> int:
@@ -116,11 +128,46 @@ class Material:
 
 def read(completions: Iterable[CompletionCaptured], tokenizers: Tokenizers | None = None) -> Material:
     """Takes the captured completions of one attempt, in log order; a second one of the same id is dropped."""
-    reader = _Reader()
-    reader.material.tokenizers = tokenizers or Tokenizers()
+    reader = Reader(tokenizers)
     for completion in completions:
         reader.take(completion)
     return reader.material
+
+
+class _Line:
+    """Numbers of messages that grow at their end: one array for all calls of a conversation that only grows."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty((3, 8), np.int32)
+        self._used = 0
+
+    def add(self, known: Numbers, new: list[tuple[int, int, int]]) -> tuple[_Line, Numbers]:
+        """`known`, with which this line begins, and then `new`: here, or in a new line where another one stands."""
+        start, end = known.shape[1], known.shape[1] + len(new)
+        line = self
+        if start != self._used:
+            line = _Line()
+            line._reserve(end)
+            line._rows[:, :start] = known
+        if new:
+            line._reserve(end)
+            line._rows[:, start:end] = np.array(new, np.int32).T
+        line._used = end
+        return line, line._rows[:, :end]
+
+    def _reserve(self, count: int) -> None:
+        if count > self._rows.shape[1]:
+            larger = np.empty((3, max(count, 2 * self._rows.shape[1])), np.int32)
+            larger[:, : self._used] = self._rows[:, : self._used]
+            self._rows = larger
+
+
+class _Whole(NamedTuple):
+    """The messages of a prompt that was written whole."""
+
+    packed: bytes
+    line: _Line
+    numbers: Numbers
 
 
 class _Known:
@@ -130,18 +177,22 @@ class _Known:
     `spans` and `numbers`, so that taking a call costs what is new in it.
     """
 
-    def __init__(self, prompt: Prompt, spans: list[Span], length: int, numbers: Numbers) -> None:
+    def __init__(
+        self, prompt: Prompt, tools: int | None, spans: list[Span], length: int, line: _Line, numbers: Numbers
+    ) -> None:
         """`prompt`: its tools and media are whole; `spans`, `length`, `numbers`: of all of its ids and messages."""
         self.tools = prompt.tools
+        self.tools_number = tools
         self.tools_sha256 = prompt.tools_sha256
         self.media = tuple(prompt.media)
         self.spans = spans
         self.length = length
+        self.line = line
         self.numbers = numbers
 
     @property
     def message_count(self) -> int:
-        return len(self.numbers)
+        return len(self.numbers[0])
 
     def ids(self, start: int, end: int) -> TokenIds:
         return _NO_IDS
@@ -150,11 +201,15 @@ class _Known:
         return []
 
 
-class _Reader:
-    def __init__(self) -> None:
-        self.material = Material()
+class Reader:
+    """Takes completions one by one; `material` is of those taken."""
+
+    def __init__(self, tokenizers: Tokenizers | None = None) -> None:
+        self.material = Material(tokenizers=tokenizers or Tokenizers())
         self._known: dict[str, _Known] = {}
         self._seen: set[str] = set()
+        self._whole: list[_Whole] = []
+        """Of the last ones that do not begin each other."""
 
     def take(self, completion: CompletionCaptured) -> None:
         if completion.completion_id in self._seen:
@@ -167,19 +222,21 @@ class _Reader:
         except BaseExpired as error:
             self._aside(completion, "base_expired", str(error))
             return
-        numbers = self._numbers(prompt.messages, completion.prompt)
-        tools = material.messages.add_tools(prompt.tools) if prompt.tools else None
+        line, numbers = self._numbers(prompt.messages, completion.prompt)
+        tools = self._tools(prompt, completion.prompt)
         spans, place = material.tokens.add_given(self._before(completion.prompt), prompt.ids.array)
-        extends, starts_like = (tuple(islice(found, NEAREST)) for found in (place.replies(), place.prompts()))
-        known = self._known[completion.completion_id] = _Known(prompt, spans, place.depth, numbers)
+        extends, starts_like = place.replies(NEAREST), place.prompts(NEAREST)
         length = place.depth
+        known = self._known[completion.completion_id] = _Known(prompt, tools, spans, length, line, numbers)
         choices = sorted(completion.choices, key=lambda one: one.index)
         problem = _unusable(length, choices)
         if problem is not None:
             self._aside(completion, *problem)
+        bare = msgspec.structs.replace(completion, prompt=_NO_PROMPT, choices=[])
+        path = _last_path(numbers)
         for place_among, choice in enumerate(choices):
             message = material.messages.add(choice.message)
-            said = material.messages.path(_last_path(numbers), message[1])
+            said = material.messages.path(path, message[1])
             wrong = problem or _problem(choice)
             if wrong is None:
                 index = len(material.samples)
@@ -187,14 +244,14 @@ class _Reader:
                 material.samples.append(
                     Sample(
                         index=index,
-                        completion=msgspec.structs.replace(completion, prompt=_NO_PROMPT, choices=[]),
-                        choice=msgspec.structs.replace(choice, ids=_NO_IDS, logprobs=Logprobs()),
+                        completion=bare,
+                        choice=msgspec.structs.replace(choice, ids=_NO_IDS, logprobs=_NO_LOGPROBS),
                         prompt=spans,
                         prompt_length=length,
                         reply=reply,
-                        messages=numbers[:, 0],
-                        normals=numbers[:, 1],
-                        paths=numbers[:, 2],
+                        messages=numbers[0],
+                        normals=numbers[1],
+                        paths=numbers[2],
                         said=said,
                         reply_message=message[0],
                         reply_normal=message[1],
@@ -213,7 +270,16 @@ class _Reader:
                     whole, _ = material.tokens.add_given(spans, choice.ids.array)
             if place_among == 0:
                 known.spans, known.length = whole, length + len(choice.ids)
-                known.numbers = np.vstack([numbers, np.array([(*message, said)], np.int32)])
+                known.line, known.numbers = line.add(numbers, [(*message, said)])
+
+    def _tools(self, prompt: Prompt, written: Prompt) -> int | None:
+        if not prompt.tools:
+            return None
+        if written.base is not None:
+            last = self._known[(written.base, *written.more)[-1].completion_id]
+            if last.tools is prompt.tools:
+                return last.tools_number
+        return self.material.messages.add_tools(prompt.tools)
 
     def _before(self, written: Prompt) -> list[Span]:
         """The ids that a prompt refers to."""
@@ -221,42 +287,51 @@ class _Reader:
         length = 0
         for base in () if written.base is None else (written.base, *written.more):
             known = self._known[base.completion_id]
-            share = list(taken(known.spans, base.ids))
-            if shared(spans, share) < length:
+            share = known.spans if base.ids == known.length else taken(known.spans, base.ids)
+            if not begins(share, spans):
                 # that call's own beginning was another: only what follows it is meant
                 ids = self.material.tokens.gather(list(skipped(share, length)))
                 share, _ = self.material.tokens.add_given(spans, ids.copy())
             spans, length = share, base.ids
         return spans
 
-    def _numbers(self, messages: list[Message], written: Prompt) -> Numbers:
+    def _numbers(self, messages: list[Message], written: Prompt) -> tuple[_Line, Numbers]:
         """Of the whole prompt's messages, of which `messages` are its own; those in earlier calls have theirs."""
-        pool = self.material.messages
-        parts: list[Numbers] = [np.empty((0, 3), np.int32)]
-        at, path = 0, -1
-        for base in () if written.base is None else (written.base, *written.more):
-            part = self._known[base.completion_id].numbers[at : base.messages]
-            at = base.messages
-            if not len(part):
-                continue
-            if pool.path_before(int(part[0, 2])) != path:
-                part = self._placed(part, path)  # that call's own beginning was another
-            path = _last_path(part)
-            parts.append(part)
-        own = []
-        for message in messages:
-            number, form = pool.add(message)
-            path = pool.path(path, form)
-            own.append((number, form, path))
-        parts.append(np.array(own, np.int32).reshape(-1, 3))
-        return np.concatenate(parts)
+        if written.base is None:
+            return self._numbers_of_whole(messages)
+        line, numbers = _Line(), _NO_NUMBERS
+        for base in (written.base, *written.more):
+            known = self._known[base.completion_id]
+            share = known.numbers[:, : base.messages]
+            at = numbers.shape[1]
+            if not at or known.line is line or np.array_equal(share[0, :at], numbers[0]):
+                line, numbers = known.line, share
+            else:
+                # that call's own beginning was another: only what follows it is meant
+                line, numbers = line.add(numbers, self._placed(share[:2, at:].T.tolist(), _last_path(numbers)))
+        return line.add(numbers, self._placed(map(self.material.messages.add, messages), _last_path(numbers)))
 
-    def _placed(self, part: Numbers, path: int) -> Numbers:
-        """`part` behind the conversation `path`."""
-        placed = part.copy()
-        for row in placed:
-            row[2] = path = self.material.messages.path(path, int(row[1]))
-        return placed
+    def _numbers_of_whole(self, messages: list[Message]) -> tuple[_Line, Numbers]:
+        """A conversation that is written whole with each call is looked at in one comparison of bytes."""
+        packed = _packed(messages)
+        line, numbers = _Line(), _NO_NUMBERS
+        for one in self._whole:
+            if packed.startswith(one.packed):
+                line, numbers = one.line, one.numbers
+                self._whole.remove(one)
+                break
+        new = self._placed(map(self.material.messages.add, messages[numbers.shape[1] :]), _last_path(numbers))
+        line, numbers = line.add(numbers, new)
+        self._whole = [_Whole(packed, line, numbers), *self._whole[: CONVERSATIONS - 1]]
+        return line, numbers
+
+    def _placed(self, messages: Iterable[Sequence[int]], path: int) -> list[tuple[int, int, int]]:
+        """Messages and their normal forms, behind the conversation `path`."""
+        found = []
+        for number, form in messages:
+            path = self.material.messages.path(path, form)
+            found.append((number, form, path))
+        return found
 
     def _aside(self, completion: CompletionCaptured, reason: str, detail: str, *, choice: int | None = None) -> None:
         self.material.set_aside.append(
@@ -270,7 +345,12 @@ class _Reader:
 
 
 def _last_path(numbers: Numbers) -> int:
-    return int(numbers[-1, 2]) if len(numbers) else -1
+    return int(numbers[2, -1]) if numbers.shape[1] else -1
+
+
+def _packed(messages: list[Message]) -> bytes:
+    """As MessagePack, without the head that tells how many: what a list begins with stands at the beginning."""
+    return b"".join(map(_encode, messages))
 
 
 def _unusable(length: int, choices: list[Choice]) -> tuple[str, str] | None:

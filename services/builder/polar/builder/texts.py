@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from polar.schemas.messages import plain
+
 from .config import ConfigWrong
-from .messages import plain
 from .pool import Ids
 
 TextOf = Callable[[Ids], str]
@@ -70,23 +72,36 @@ def _text_of(data: bytes) -> TextOf:
 
 def respaced(text: str) -> str:
     """`text` with every JSON object in it written in one way: whitespace, order of keys, spelling of numbers and
-    escapes; arguments written as JSON inside a string are opened too."""
+    escapes; arguments written as JSON inside a string are opened too. White space around an object and around the tag
+    that it stands in is one line break, however much there is: templates put their own there (Qwen's a second newline
+    between a text and the call that follows it)."""
     found: list[str] = []
+    between = ""
     at = 0
     while True:
         start = text.find("{", at)
         if start < 0:
-            return "".join([*found, text[at:]])
-        found.append(text[at:start])
+            between += text[at:]
+            return "".join([*found, _AFTER.sub(_LINES, between) if found else between])
+        between += text[at:start]
         try:
-            value, at = _DECODER.raw_decode(text, start)
-            found.append(json.dumps(_opened(plain(value)), sort_keys=True))
+            value, end = _DECODER.raw_decode(text, start)
+            written = json.dumps(_opened(plain(value)), sort_keys=True)
         except (ValueError, RecursionError):
-            found.append("{")
+            between += "{"
             at = start + 1
+        else:
+            between = _AFTER.sub(_LINES, between) if found else between
+            found += [_BEFORE.sub(_LINES, between), written]
+            between = ""
+            at = end
 
 
 _DECODER: Final = json.JSONDecoder(strict=False)
+_TAG: Final = r"(<[^<>\s]+>|\[[A-Z_]+\])"
+_BEFORE: Final = re.compile(rf"\s*{_TAG}\s*\Z")
+_AFTER: Final = re.compile(rf"\A\s*{_TAG}\s*")
+_LINES: Final = r"\n\1\n"
 
 
 def _opened(value: Any) -> Any:

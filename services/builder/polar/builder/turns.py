@@ -68,17 +68,12 @@ def turns_of(
     """
     length = len(logprobs)
     whole = masked or untrainable(sample, config)
-    state = np.zeros(length, np.uint8)
-    if whole is None:
-        for span in sample.choice.spans:
-            if not span.exact and not config.train_inexact_policy:
-                state[span.start : span.end] = _INEXACT
-        state[np.isnan(logprobs)] = _NO_LOGPROB
-    edges = [0, *(np.flatnonzero(np.diff(state)) + 1).tolist(), length]
+    state = _state(sample, logprobs, config) if whole is None else None
+    edges = [0, length] if state is None else [0, *(np.flatnonzero(np.diff(state)) + 1).tolist(), length]
     found = []
     for start, end in pairwise(edges):
         last = end == length
-        why = whole or _REASONS[int(state[start])]
+        why = whole if state is None else _REASONS[int(state[start])]
         found.append(
             Turn(
                 completion_id=sample.completion.completion_id,
@@ -98,6 +93,19 @@ def turns_of(
             )
         )
     return found
+
+
+def _state(sample: Sample, logprobs: npt.NDArray[np.float32], config: TrainConfig) -> npt.NDArray[np.uint8] | None:
+    """What hinders each id from training; None: nothing does."""
+    inexact = [] if config.train_inexact_policy else [span for span in sample.choice.spans if not span.exact]
+    missing = np.isnan(logprobs)
+    if not inexact and not missing.any():
+        return None
+    state = np.zeros(len(logprobs), np.uint8)
+    for span in inexact:
+        state[span.start : span.end] = _INEXACT
+    state[missing] = _NO_LOGPROB
+    return state
 
 
 def _experts(sample: Sample, start: int, context: Context) -> RoutedExperts | None:
@@ -127,6 +135,8 @@ def _clipped(spans: list[PolicySpan], start: int, end: int) -> list[PolicySpan]:
     found = []
     for span in spans:
         first, last = max(span.start, start), min(span.end, end)
-        if first < last:
+        if start == 0 and (first, last) == (span.start, span.end) and first < last:
+            found.append(span)
+        elif first < last:
             found.append(msgspec.structs.replace(span, start=first - start, end=last - start))
     return found

@@ -28,7 +28,7 @@ from polar.schemas import Label
 
 from ..assembly import Chain, Drifted
 from ..labels import Labelled
-from ..rendering import HISTORY, Ends, decodable
+from ..rendering import HISTORY, Ends, decodable, trimmed
 from ..samples import Material, Sample
 from ..texts import TextOf
 
@@ -88,9 +88,9 @@ class Seen:
         """
         samples = self.material.samples
         by_ids = sample.starts_like if self.text_of is not None else ()
-        said = (one for path in reversed(sample.paths.tolist()) for one in self._by_reply.get(path, ()))
+        said = (one for path in sample.conversations() for one in self._by_reply.get(path, ()))
         told: set[int] = set()
-        for one in merge(said, by_ids, key=lambda one: (-samples[one].prompt_length, one)):
+        for one in merge(said, by_ids, key=lambda one: (-samples[one].prompt_length, one)) if by_ids else said:
             if one not in told:
                 told.add(one)
                 yield one
@@ -100,7 +100,7 @@ class Seen:
         samples = self.material.samples
         if sample.index == 0 or sample.index > self._by_place.get(sample.place, sample.index):
             return None  # a sibling at the start of a conversation
-        for path in reversed(sample.paths.tolist()):
+        for path in sample.conversations():
             last = _last_before(sample.index, self._by_prompt.get(path, ()))
             if last is not None:
                 before = samples[last]
@@ -114,16 +114,16 @@ class Seen:
 
     def changed(self, before: Sample, sample: Sample) -> Break:
         """The history is another, and what changed it: where the messages go on, not the client."""
-        if before.said not in sample.paths:
+        if before.said not in sample.paths or trimmed(self.material, before, sample).text:
             return Break(before.index, HISTORY, "client")
         return Break(before.index, HISTORY, "template" if decodable(before) else "bytes")
 
     def _opening(self, sample: Sample) -> int:
         """Normal form of the first message that is not an instruction of the harness; its own if there is none."""
         messages = self.material.messages.messages
-        for number, form in zip(sample.messages.tolist(), sample.normals.tolist(), strict=True):
-            if messages[number].get("role") not in ("system", "developer"):
-                return int(form)
+        for at in range(len(sample.messages)):
+            if messages[sample.messages[at]].get("role") not in ("system", "developer"):
+                return int(sample.normals[at])
         return -1 - sample.index
 
 
@@ -160,8 +160,11 @@ def say_why(seen: Seen, nodes: list[Node], chains: list[Chain], chain_of: dict[i
             chain = chains[chain_of[broke.predecessor]] if broke.predecessor in chain_of else None
             if chain is None or chain is chains[chain_of[index]] or chain.links[-1].sample.index >= index:
                 continue  # it went on later: nothing broke it
-            if node.told.label is not chain.label and node.told.label is not Label.COMPACTION:
-                continue  # what a sub-agent or a side call does ends no other conversation
+            if node.told.label is not chain.label:
+                if node.told.label is not Label.COMPACTION:
+                    continue  # what a sub-agent or a side call does ends no other conversation
+                # whatever its prompt differs in (it may have no tools), what comes after it starts from its summary
+                broke = Break(broke.predecessor, str(Label.COMPACTION))
             if chain.break_reason in (None, NEW_CONVERSATION):
                 chain.break_reason, chain.break_detail = broke.reason, broke.detail
                 break

@@ -9,10 +9,9 @@ prompt `q` continues it if
 
 Text and back often gives other ids, so P2 fails for a reply that the harness sent back unchanged, and a generation
 prompt that no history shows makes P1 fail at its end. Candidates are then found by a key of messages: those of `q`
-begin with those of `p` and the reply, all in normal form (`messages.normal`), under the same tools. Such a step merges,
-with the sampled ids in the place of their rendering, only where both are the same text: that is `rendering.find`'s to
-say.
-From there on the trace's context is `retokenized`, with the drift written down.
+begin with those of `p` and the reply, all in normal form (`polar.schemas.messages`), under the same tools. Such a step
+merges, with the sampled ids in the place of their rendering, only where both are the same text: that is
+`rendering.find`'s to say. From there on the trace's context is `retokenized`, with the drift written down.
 
 What the paper leaves open:
 
@@ -43,7 +42,7 @@ TRIES: Final = 4
 
 
 class PrefixMerging:
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
 
     def __init__(self, spec: BuilderSpec) -> None:
         self.config = parse(spec, MergingConfig)

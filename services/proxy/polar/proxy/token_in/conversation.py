@@ -1,9 +1,8 @@
 """Which earlier call a request goes on with, told from messages alone. Pure.
 
-A reply that a harness sends back is the reply it was sent although call ids, spacing of JSON arguments, `1.0` for `1`,
-empty and absent fields differ: what no chat template shows, or shows alike, is left out of the comparison. Each
-message becomes a digest, and each beginning of a conversation one number, so that the longest earlier call is found by
-look-ups; nothing of a conversation's text is kept.
+Messages are compared in the normal form that the builder compares them in (`polar.schemas.messages`). Each becomes a
+digest, and each beginning of a conversation another, so that the longest earlier call is found by look-ups; nothing of
+a conversation's text is kept.
 """
 
 from __future__ import annotations
@@ -11,83 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+
+from polar.schemas.messages import encoded, normal, thinking
 
 from ..calls import Json
 
 Digest = bytes
 DIGEST_BYTES: Final = 16
 START: Final = b"\0" * DIGEST_BYTES
-EXACT_FLOATS: Final = 2.0**53
-"""Whole numbers below are the same as float and as integer."""
 NOT_THE_TALK: Final = ("system", "developer")
 
 _encode = msgspec.json.Encoder(order="sorted").encode
-
-
-def normal(message: Json, *, reasoning: bool = True) -> Json:
-    """What of `message` a prompt can show; `reasoning`: its thinking too."""
-    role = message.get("role") or "assistant"
-    found: Json = {"role": role}
-    content = message.get("content")
-    if isinstance(content, list):
-        content = _parts(content)
-    if isinstance(content, str) and role == "assistant":
-        content = content.strip()  # harnesses trim replies; what was sampled is known anyway
-    if content:
-        found["content"] = content
-    if reasoning and (thought := thinking(message)):
-        found["reasoning"] = thought
-    calls = message.get("tool_calls")
-    if calls:
-        found["tool_calls"] = [_call(one) for one in calls]
-    for name in ("name", "refusal"):
-        if message.get(name):
-            found[name] = message[name]
-    return found
-
-
-def thinking(message: Json) -> str:
-    """The thinking of a reply as harnesses send it back: Qwen Code trims it; empty where there is none."""
-    return str(message.get("reasoning") or message.get("reasoning_content") or "").strip()
-
-
-def _parts(parts: Sequence[Any]) -> Any:
-    """Text parts as the one text that engines make of them; others as they are."""
-    if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        return "\n".join(str(part.get("text") or "") for part in parts)
-    return list(parts)
-
-
-def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
-    arguments = function.get("arguments")
-    return {"name": function.get("name"), "arguments": _value(arguments) if isinstance(arguments, str) else arguments}
-
-
-def _value(text: str) -> Any:
-    """JSON as the value it is; what is none, as text."""
-    try:
-        value = plain(msgspec.json.decode(text or "{}"))
-        _encode(value)
-    except (msgspec.DecodeError, OverflowError, ValueError, RecursionError):
-        return text.strip()
-    return value
-
-
-def plain(value: Any) -> Any:
-    """A JSON value in which 1.0 is 1."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_FLOATS:
-        return int(value)
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    return value
 
 
 def digest(*parts: bytes) -> Digest:
@@ -143,12 +79,5 @@ class Conversation:
 
 
 def _digests(message: Json) -> tuple[Digest, Digest]:
-    strict = digest(_encoded(normal(message)))
-    return strict, digest(_encoded(normal(message, reasoning=False))) if thinking(message) else strict
-
-
-def _encoded(value: Json) -> bytes:
-    try:
-        return _encode(value)
-    except (OverflowError, UnicodeEncodeError):
-        return repr(value).encode("utf-8", "surrogatepass")
+    strict = digest(encoded(normal(message)))
+    return strict, digest(encoded(normal(message, reasoning=False))) if thinking(message) else strict

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from polar.schemas import Choice, CompletionCaptured, TokenIds
+from polar.schemas.messages import thinking
 from polar.schemas.prompts import Captured, first_choice
 
-from .conversation import Conversation, Digest, digest, thinking
+from .conversation import Conversation, Digest, digest
 
 Kind = Literal["append", "rewrite", "fresh"]
 CUT: Final = frozenset({"length", "abort", "error", "repetition"})
