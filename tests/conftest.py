@@ -24,6 +24,28 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile("polar", deadline=None)
 settings.load_profile("polar")
 
+REAL_PARTS = {"kafka", "vllm", "chaos"}
+"""Marks of suites that differ by what stands behind them, whatever fixtures they use."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--with-real-parts", action="store_true", help="Only what touches a broker or an engine: the rest ran before."
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--with-real-parts"):
+        return
+    left_out = [one for one in items if not _touches(one)]
+    items[:] = [one for one in items if _touches(one)]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _touches(item: pytest.Item) -> bool:
+    marks = {mark.name for mark in item.iter_markers()}
+    return "bootstrap" in getattr(item, "fixturenames", ()) or bool(marks & REAL_PARTS)
+
 
 @pytest.fixture(scope="session")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
