@@ -333,7 +333,9 @@ async def responses(url: str, key: str, stream: bool, harness: Harness) -> None:
 
 
 async def google(url: str, key: str, stream: bool, harness: Harness) -> None:
-    options = types.HttpOptions(base_url=url, timeout=60_000)
+    # without options of its own it asks a dead proxy once more, after up to ten seconds
+    once = types.HttpRetryOptions(attempts=1)
+    options = types.HttpOptions(base_url=url, timeout=60_000, retry_options=once)
     asked: Any = {
         "model": "gemini-x",
         "contents": ASKED,
