@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import signal
 import types
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,9 @@ ROOT = Path(__file__).parent.parent
 # examples take as long as a shared machine lets them; what hangs is pytest-timeout's
 settings.register_profile("polar", deadline=None)
 settings.load_profile("polar")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell's background jobs ignore it, and so would every program under test that gets Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_PARTS = {"kafka", "vllm", "chaos"}
 """Marks of suites that differ by what stands behind them, whatever fixtures they use."""

@@ -40,6 +40,10 @@ BREAKS = (openai.APIError, anthropic.APIError, aiohttp.ClientError, genai.errors
 # proxies ------------------------------------------------------------------------------------------------------------
 
 
+STARTS = 3
+"""Proxies that are tried before a test gives up: a busy machine may let one down."""
+
+
 class Victim(NamedTuple):
     """A proxy in a process of its own."""
 
@@ -60,25 +64,29 @@ class Proxies:
     ) -> None:
         self._process = process
         self._asked = {"env": env, "broken": broken}
-        self._ready: deque[asyncio.Future[Victim]] = deque()
-        self._waiting: dict[int, asyncio.Future[Victim]] = {}
+        self._ready: deque[asyncio.Future[Any]] = deque()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._made = 0
         self._ahead = ahead
         self.reading = asyncio.create_task(self._read())
 
     async def next(self) -> Victim:
-        """One that is ready, and nobody else's."""
-        while len(self._ready) <= self._ahead:
-            self._ask()
-        ready = self._ready.popleft()
-        either: list[asyncio.Future[Any]] = [ready, self.reading]
-        await asyncio.wait(either, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-        assert ready.done(), f"no proxy is ready; the process that starts them says {self.reading!r}"
-        return ready.result()
+        """One that is ready, and nobody else's; another one where that could not start."""
+        for _ in range(STARTS):
+            while len(self._ready) <= self._ahead:
+                self._ask()
+            ready = self._ready.popleft()
+            either: list[asyncio.Future[Any]] = [ready, self.reading]
+            await asyncio.wait(either, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert not self.reading.done(), f"what starts the proxies has ended: {self.reading!r}"
+            if ready.done() and isinstance(ready.result(), Victim):
+                return ready.result()
+            print("no proxy:", ready.result() if ready.done() else "not ready within 60 s")
+        raise AssertionError(f"{STARTS} proxies in a row could not start")
 
     def _ask(self) -> None:
         self._made += 1
-        future: asyncio.Future[Victim] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[self._made] = future
         self._ready.append(future)
         assert self._process.stdin is not None
@@ -90,7 +98,9 @@ class Proxies:
         async for line in self._process.stdout:
             if line.startswith(b'{"id"'):
                 told = json.loads(line)
-                self._waiting.pop(told["id"]).set_result(Victim(told["pid"], told["port"]))
+                victim = Victim(told["pid"], told["port"]) if "port" in told else told["failed"]
+                if (waiting := self._waiting.pop(told["id"], None)) is not None:
+                    waiting.set_result(victim)
 
 
 @asynccontextmanager

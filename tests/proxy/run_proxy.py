@@ -91,6 +91,9 @@ def fork(secret: str) -> None:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 begin(secret, json.loads(line))
+            except BaseException as error:
+                print(json.dumps({"id": json.loads(line)["id"], "failed": repr(error)}), flush=True)
+                raise
             finally:
                 os._exit(1)  # whatever happened, it is no second parent
 
