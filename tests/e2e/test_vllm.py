@@ -27,8 +27,9 @@ from tests.e2e.stack import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.sandbox, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-RESCORED = 0.01
-"""Natural logarithm, mean: how far vLLM is from itself when it reads ids as a prompt that it sampled before."""
+RESCORED = 0.05
+"""Natural logarithm, mean: how far vLLM is from itself when it reads ids as a prompt that it sampled before; up to 0.14
+for a single id was seen on a busy engine, and another id is nats away."""
 
 
 @pytest.fixture(scope="module")
