@@ -27,9 +27,9 @@ from tests.e2e.stack import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.sandbox, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-RESCORED = 0.05
-"""Natural logarithm, mean: how far vLLM is from itself when it reads ids as a prompt that it sampled before; up to 0.14
-for a single id was seen on a busy engine, and another id is nats away."""
+RESCORED = 0.5
+"""Of vLLM's own distance from the float32 truth in the same run: how far it may be from itself, in the mean, when it
+reads ids as a prompt that it sampled before, in batches of other sizes. Seen: 0.12, 0.43; another id is nats away."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def compare(name: str, captured: np.ndarray, again: np.ndarray, independent: np.
             f"{name}, {what}: {len(values)} tokens, mean {values.mean():.4f}, "
             f"p99 {np.quantile(values, 0.99):.4f}, largest {values.max():.4f}"
         )
-    assert itself.mean() < RESCORED
+    assert itself.mean() < RESCORED * noise.mean()
     # bfloat16 engines differ from the float32 truth by so much whatever they are asked
     assert truth.mean() < 1.25 * noise.mean() + 0.002
     assert np.quantile(truth, 0.99) < 1.5 * np.quantile(noise, 0.99) + 0.02
